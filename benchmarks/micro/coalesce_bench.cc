@@ -46,7 +46,7 @@ void BM_Coalesce(benchmark::State& state) {
   if (!list.ok()) return state.SkipWithError(std::string(list.status().message()).c_str());
   const std::vector<const Registration*> registrations(1);
   const std::vector<const RemoteKey*> keys(1);
-  const SliceLimits limits{.max_bytes = 1 << 20, .max_runs = 1024};
+  const SliceLimits limits{.max_bytes = 1 << 20, .max_pieces = 1024};
   const BlockView view = list->View(registrations, keys);
   uint64_t runs = 0;
   for (auto _ : state) {

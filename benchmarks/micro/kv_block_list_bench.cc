@@ -65,7 +65,7 @@ void Plan(benchmark::State& state, const std::string& src_axes, const std::strin
                              dst.table, pool);
     const BlockView view = list->View({&here, 1}, {&there, 1});
     for (SliceCursor cursor(&view); !cursor.done();) {
-      RunWalk walk(cursor.Next({.max_bytes = 1 << 20, .max_runs = 4096}));
+      RunWalk walk(cursor.Next({.max_bytes = 1 << 20, .max_pieces = 4096}));
       for (; !walk.done(); walk.Next()) {
         benchmark::DoNotOptimize(walk.run());
         ++runs;

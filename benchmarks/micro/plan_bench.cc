@@ -98,7 +98,7 @@ void CutSlices(benchmark::State& state, Visit visit) {
       BlockList::FromPaged(c.paged_blocks(), Direction::kWrite, c.table, c.table, pool);
   if (!list.ok()) return state.SkipWithError(std::string(list.status().message()).c_str());
   const SliceLimits limits{.max_bytes = SliceBytes(list->total_bytes(), 2, 1 << 20),
-                           .max_runs = 1024};
+                           .max_pieces = 1024};
   const std::vector<const Registration*> registrations(kRegions);
   const std::vector<const RemoteKey*> keys(kRegions);
   const BlockView view = list->View(registrations, keys);

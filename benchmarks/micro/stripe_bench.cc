@@ -26,7 +26,7 @@ void BM_Stripe(benchmark::State& state) {
   const auto list = BlockList::FromDescriptors({block, block}, Direction::kWrite, table, table);
   if (!list.ok()) return state.SkipWithError(std::string(list.status().message()).c_str());
   const BlockView view = list->View({}, {});
-  const SliceLimits limits{.max_bytes = SliceBytes(kBytes, rails, 1 << 20), .max_runs = 1024};
+  const SliceLimits limits{.max_bytes = SliceBytes(kBytes, rails, 1 << 20), .max_pieces = 1024};
   int64_t slices = 0;
   for (auto _ : state) {
     LaneBook book(rails, /*rail_keeps_order=*/true);

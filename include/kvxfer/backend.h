@@ -58,7 +58,7 @@ struct Capabilities {
   // (AgentOptions::serve_metadata).
   bool serves_metadata = false;
   size_t max_op_bytes = 0;       // bytes of one op
-  size_t max_op_runs = 0;        // BlockRange::runs of one op
+  size_t max_op_pieces = 0;      // BlockRange::pieces of one op
   size_t max_message_bytes = 0;  // of one Endpoint::Send; at least 128 KiB
   // The number of immediates that may be in flight to this side at once, over all connections, if
   // rails keep order; 0: no limit. Peers that are connected over this backend get at most as many
@@ -106,7 +106,7 @@ class RemoteKey {
 
 enum class OpKind : uint8_t { kWrite, kRead };
 
-// One operation of at most max_op_runs runs and max_op_bytes bytes in all. A write may have an
+// One operation of at most max_op_pieces pieces and max_op_bytes bytes in all. A write may have an
 // immediate and no bytes; it is ordered after the earlier writes of its rail like any other write.
 struct Op {
   OpKind kind = OpKind::kWrite;

@@ -3,7 +3,10 @@
 //
 //   BlockView    the checked block list of a transfer, as plain data
 //   BlockRange   a part of it: where it begins, and how many bytes
-//   RunWalk      walks a range as runs; adjacent blocks are one run
+//   RunWalk      walks a range as runs
+//
+// A piece is a block, one of the equal parts that a block consists of, or a descriptor: bytes that
+// lie together on both sides. Adjacent pieces make one run.
 //
 // Lifetime: a view and all that it points to stay valid and unchanged until Poll has returned the
 // completion of every op that names it.
@@ -34,7 +37,7 @@ namespace kvxfer {
 class Registration;
 class RemoteKey;
 
-// One contiguous piece, local ↔ remote. Each address is virtual, in the address space of the
+// Bytes that lie together on both sides. Each address is virtual, in the address space of the
 // memory's owner. The agent has already checked both ends against their regions and rights.
 struct Run {
   uint64_t local = 0;
@@ -44,8 +47,9 @@ struct Run {
   const RemoteKey* key = nullptr;
 };
 
-// The bytes of a block that move, if they are not one run: runs of equal length at regular strides.
-struct BlockRuns {
+// The bytes of a block that move, if they are not one piece: pieces of equal length at regular
+// strides.
+struct BlockPieces {
   static constexpr size_t kMaxDims = 4;
   struct Dim {
     uint64_t count = 0;
@@ -55,7 +59,7 @@ struct BlockRuns {
     bool operator==(const Dim&) const = default;
   };
 
-  uint64_t bytes = 0;  // of one run
+  uint64_t bytes = 0;  // of one piece
   // The first dim_count, 1 to kMaxDims, are in use. Their counts are above 0; the last of them is
   // the innermost loop.
   std::array<Dim, kMaxDims> dims{};
@@ -63,20 +67,20 @@ struct BlockRuns {
 
   std::span<const Dim> used_dims() const { return std::span(dims).first(dim_count); }
 
-  // How many runs one block has.
+  // How many pieces one block has.
   uint64_t count() const {
-    uint64_t runs = 1;
-    for (const Dim& dim : used_dims()) runs *= dim.count;
-    return runs;
+    uint64_t pieces = 1;
+    for (const Dim& dim : used_dims()) pieces *= dim.count;
+    return pieces;
   }
-  bool operator==(const BlockRuns&) const = default;
+  bool operator==(const BlockPieces&) const = default;
 };
 
 // Blocks of one pair of paged regions: block local_ids[first_id + i] of `local` belongs to block
 // remote_ids[first_id + i] of `remote`, for i < id_count. Both have the same `block_bytes`: the
 // bytes of a block that move.
 struct BlockPair {
-  static constexpr uint32_t kOneRun = UINT32_MAX;
+  static constexpr uint32_t kOnePiece = UINT32_MAX;
 
   PagedRegion local;
   PagedRegion remote;
@@ -84,7 +88,7 @@ struct BlockPair {
   uint32_t remote_region = UINT32_MAX;  // index in BlockView::keys
   uint32_t first_id = 0;                // index in BlockView::local_ids and remote_ids
   uint32_t id_count = 0;
-  uint32_t runs = kOneRun;  // index in BlockView::block_runs
+  uint32_t pieces = kOnePiece;  // index in BlockView::block_pieces
 };
 
 // One block that is given by its addresses.
@@ -100,7 +104,7 @@ struct Block {
 // without pairs, by descriptor. The agent has checked ids, addresses and rights.
 struct BlockView {
   std::span<const BlockPair> pairs{};
-  std::span<const BlockRuns> block_runs{};
+  std::span<const BlockPieces> block_pieces{};
   const uint32_t* local_ids = nullptr;
   const uint32_t* remote_ids = nullptr;
   std::span<const Block> descriptors{};
@@ -109,12 +113,37 @@ struct BlockView {
   std::span<const RemoteKey* const> keys{};
 };
 
+// Where the blocks of one pair are.
+class PairAddresses {
+ public:
+  PairAddresses() = default;
+  PairAddresses(const BlockView& view, const BlockPair& pair)
+      : local_ids_(view.local_ids + pair.first_id),
+        remote_ids_(view.remote_ids + pair.first_id),
+        local_base_(pair.local.base),
+        local_stride_(pair.local.stride),
+        remote_base_(pair.remote.base),
+        remote_stride_(pair.remote.stride) {}
+
+  // Block `id`, counted from the pair's first one.
+  uint64_t local(uint32_t id) const { return local_base_ + local_ids_[id] * local_stride_; }
+  uint64_t remote(uint32_t id) const { return remote_base_ + remote_ids_[id] * remote_stride_; }
+
+ private:
+  const uint32_t* local_ids_ = nullptr;
+  const uint32_t* remote_ids_ = nullptr;
+  uint64_t local_base_ = 0;
+  uint64_t local_stride_ = 0;
+  uint64_t remote_base_ = 0;
+  uint64_t remote_stride_ = 0;
+};
+
 // A place in a block list.
 struct BlockPosition {
   uint32_t pair = 0;    // index in BlockView::pairs; 0 in a list of descriptors
   uint32_t id = 0;      // index in the pair, or in BlockView::descriptors
-  uint64_t run = 0;     // the block's run, if it has several
-  uint64_t offset = 0;  // bytes of that run that lie before this place
+  uint64_t piece = 0;   // the block's piece, if it has several
+  uint64_t offset = 0;  // bytes of that piece that lie before this place
 
   bool operator==(const BlockPosition&) const = default;
 };
@@ -124,15 +153,15 @@ struct BlockRange {
   const BlockView* view = nullptr;  // null: no bytes
   BlockPosition first{};            // of the first byte; ignored without bytes
   uint64_t bytes = 0;
-  uint32_t runs = 0;  // at least the number of runs that a walk has; 0: no bytes
+  uint32_t pieces = 0;  // at least the number of runs that a walk has; 0: no bytes
 };
 
-// Walks a range run by run. Runs that are adjacent on both sides, with the same registration and
+// Walks a range run by run. Pieces that are adjacent on both sides, with the same registration and
 // key, are merged; blocks without bytes are skipped. No run crosses a region.
 //
 // Every block passes through Next, so its usual way is compiled into the caller's loop and keeps
-// its state in registers. What is rare (another pair, or another row of a block's runs) works on a
-// copy of the walk, because the compiler keeps nothing in registers whose address leaves a
+// its state in registers. What is rare (another pair, or another row of a block's pieces) works on
+// a copy of the walk, because the compiler keeps nothing in registers whose address leaves a
 // function.
 class RunWalk {
  public:
@@ -141,7 +170,7 @@ class RunWalk {
       : view_(range.view), left_(range.bytes), pair_(range.first.pair), id_(range.first.id) {
     if (left_ == 0) return;
     RunWalk entered = *this;
-    entered.Enter(range.first.run);
+    entered.Enter(range.first.piece);
     *this = entered;
     TakePiece(range.first.offset);
   }
@@ -175,27 +204,27 @@ class RunWalk {
     if (left_ == 0) return {};
     return {.local = local_,
             .remote = remote_,
-            .bytes = std::min(piece_, left_),
+            .bytes = std::min(piece_bytes_, left_),
             .registration = registration_,
             .key = key_};
   }
 
  private:
-  enum class Shape : uint8_t { kPaged, kRuns, kDescriptors };
+  enum class Shape : uint8_t { kPaged, kPieces, kDescriptors };
 
   // Begins a run with the present piece, without its first `skipped` bytes, and merges what
   // follows.
   KVXFER_INLINE void TakePiece(uint64_t skipped) {
     run_ = {.local = local_ + skipped,
             .remote = remote_ + skipped,
-            .bytes = std::min(piece_ - skipped, left_),
+            .bytes = std::min(piece_bytes_ - skipped, left_),
             .registration = registration_,
             .key = key_};
     left_ -= run_.bytes;
     if (left_ == 0) return;
     Step();
     while (Continues()) {
-      const uint64_t more = std::min(piece_, left_);
+      const uint64_t more = std::min(piece_bytes_, left_);
       run_.bytes += more;
       left_ -= more;
       if (left_ == 0) return;
@@ -227,36 +256,31 @@ class RunWalk {
   }
 
   void Place() {
-    local_ = local_base_ + local_ids_[id_] * local_stride_;
-    remote_ = remote_base_ + remote_ids_[id_] * remote_stride_;
+    local_ = blocks_.local(id_);
+    remote_ = blocks_.remote(id_);
   }
 
-  // Places the walk at run `run` of block `id_` of pair `pair_`, or at descriptor `id_`.
-  [[gnu::noinline]] void Enter(uint64_t run) {
+  // Places the walk at piece `piece` of block `id_` of pair `pair_`, or at descriptor `id_`.
+  [[gnu::noinline]] void Enter(uint64_t piece) {
     if (view_->pairs.empty()) {
       shape_ = Shape::kDescriptors;
       return EnterDescriptor();
     }
     const BlockPair& pair = view_->pairs[pair_];
     ids_ = pair.id_count;
-    local_ids_ = view_->local_ids + pair.first_id;
-    remote_ids_ = view_->remote_ids + pair.first_id;
-    local_base_ = pair.local.base;
-    local_stride_ = pair.local.stride;
-    remote_base_ = pair.remote.base;
-    remote_stride_ = pair.remote.stride;
+    blocks_ = PairAddresses(*view_, pair);
     registration_ = view_->registrations[pair.local_region];
     key_ = view_->keys[pair.remote_region];
     Place();
-    if (pair.runs == BlockPair::kOneRun) {
+    if (pair.pieces == BlockPair::kOnePiece) {
       shape_ = Shape::kPaged;
-      piece_ = pair.local.block_bytes;
+      piece_bytes_ = pair.local.block_bytes;
       row_left_ = 0;
     } else {
-      shape_ = Shape::kRuns;
-      runs_ = &view_->block_runs[pair.runs];
-      piece_ = runs_->bytes;
-      EnterRun(run);
+      shape_ = Shape::kPieces;
+      pieces_ = &view_->block_pieces[pair.pieces];
+      piece_bytes_ = pieces_->bytes;
+      EnterPiece(piece);
     }
   }
 
@@ -265,25 +289,25 @@ class RunWalk {
     const Block& block = view_->descriptors[id_];
     local_ = block.local;
     remote_ = block.remote;
-    piece_ = block.bytes;
+    piece_bytes_ = block.bytes;
     registration_ = view_->registrations[block.local_region];
     key_ = view_->keys[block.remote_region];
   }
 
-  void EnterRun(uint64_t run) {
-    // `run` is a mixed-radix number: its digits are the positions in the dims.
-    for (size_t i = runs_->dim_count; i-- > 0; run /= runs_->dims[i].count) {
-      at_[i] = run % runs_->dims[i].count;
-      local_ += at_[i] * runs_->dims[i].local_stride;
-      remote_ += at_[i] * runs_->dims[i].remote_stride;
+  void EnterPiece(uint64_t piece) {
+    // `piece` is a mixed-radix number: its digits are the positions in the dims.
+    for (size_t i = pieces_->dim_count; i-- > 0; piece /= pieces_->dims[i].count) {
+      at_[i] = piece % pieces_->dims[i].count;
+      local_ += at_[i] * pieces_->dims[i].local_stride;
+      remote_ += at_[i] * pieces_->dims[i].remote_stride;
     }
-    row_ = runs_->dims[runs_->dim_count - 1];
-    row_left_ = row_.count - 1 - at_[runs_->dim_count - 1];
+    row_ = pieces_->dims[pieces_->dim_count - 1];
+    row_left_ = row_.count - 1 - at_[pieces_->dim_count - 1];
   }
 
   // Goes on behind the last piece of a row: to the next row, block or pair.
   [[gnu::noinline]] void StepFar() {
-    if (shape_ == Shape::kRuns) {
+    if (shape_ == Shape::kPieces) {
       if (StepRow()) return;
       if (++id_ < ids_) return Place();
     }
@@ -299,8 +323,8 @@ class RunWalk {
     row_left_ = row_.count - 1;
     local_ -= row_left_ * row_.local_stride;
     remote_ -= row_left_ * row_.remote_stride;
-    for (size_t i = runs_->dim_count - 1; i-- > 0;) {
-      const BlockRuns::Dim& dim = runs_->dims[i];
+    for (size_t i = pieces_->dim_count - 1; i-- > 0;) {
+      const BlockPieces::Dim& dim = pieces_->dims[i];
       if (++at_[i] < dim.count) {
         local_ += dim.local_stride;
         remote_ += dim.remote_stride;
@@ -316,28 +340,23 @@ class RunWalk {
   const BlockView* view_ = nullptr;
   uint64_t left_ = 0;  // bytes behind run_
   Run run_{};
-  // The piece behind run_: a whole block, one run of a block, or a descriptor.
+  // The piece behind run_.
   uint64_t local_ = 0;
   uint64_t remote_ = 0;
-  uint64_t piece_ = 0;  // its bytes
+  uint64_t piece_bytes_ = 0;  // its bytes
   const Registration* registration_ = nullptr;
   const RemoteKey* key_ = nullptr;
   Shape shape_ = Shape::kPaged;
   uint32_t pair_ = 0;
   uint32_t id_ = 0;
   uint32_t ids_ = 0;  // of the pair
-  const uint32_t* local_ids_ = nullptr;
-  const uint32_t* remote_ids_ = nullptr;
-  uint64_t local_base_ = 0;
-  uint64_t local_stride_ = 0;
-  uint64_t remote_base_ = 0;
-  uint64_t remote_stride_ = 0;
-  // In blocks of several runs: the innermost dim, how many runs of the present row are behind this
-  // one, and the position in the other dims.
-  const BlockRuns* runs_ = nullptr;
-  BlockRuns::Dim row_{};
+  PairAddresses blocks_;
+  // In blocks of several pieces: the innermost dim, how many pieces of the present row are behind
+  // this one, and the position in the other dims.
+  const BlockPieces* pieces_ = nullptr;
+  BlockPieces::Dim row_{};
   uint64_t row_left_ = 0;
-  std::array<uint64_t, BlockRuns::kMaxDims> at_{};
+  std::array<uint64_t, BlockPieces::kMaxDims> at_{};
 };
 
 #undef KVXFER_INLINE

@@ -33,7 +33,7 @@ namespace kvxfer {
 inline constexpr uint64_t kPluginMagic = 0x6b76786665722b31;
 // Increased with every change of BackendPlugin, PluginHost, kvxfer/backend.h or
 // kvxfer/block_range.h.
-inline constexpr uint32_t kPluginAbi = 3;
+inline constexpr uint32_t kPluginAbi = 4;
 inline constexpr char kPluginEntry[] = "kvxfer_backend_plugin";
 
 // What the program provides to a plugin: its log, with its level and its sink.
@@ -123,7 +123,7 @@ std::string SizesOf() {
           plugin_internal::SizesOf<
               std::string, std::vector<int>, absl::Status, absl::StatusOr<std::unique_ptr<Backend>>,
               AgentOptions, BackendOptions, BackendContext, HostIdentity, BackendInfo, Capabilities,
-              LocalRegion, RemoteRegion, Registration, RemoteKey, BlockView, BlockPair, BlockRuns,
+              LocalRegion, RemoteRegion, Registration, RemoteKey, BlockView, BlockPair, BlockPieces,
               Block, BlockRange, Run, Op, Event, EndpointInfo, RailInfo, FenceScope>() +
           "/" + std::to_string(PlaceOf(&plugin_internal::BackendProbe::Behind)) + "." +
           std::to_string(PlaceOf(&plugin_internal::EndpointProbe::Behind));

@@ -92,7 +92,7 @@ Json ToJson(const Capabilities& caps) {
       {"arrival", ArrivalName(caps.arrival)},      {"memory", MemoryNames(caps)},
       {"rail_keeps_order", caps.rail_keeps_order}, {"rails_fail_alone", caps.rails_fail_alone},
       {"needs_remote_cpu", caps.needs_remote_cpu}, {"max_op_bytes", caps.max_op_bytes},
-      {"max_op_runs", caps.max_op_runs},           {"max_message_bytes", caps.max_message_bytes},
+      {"max_op_pieces", caps.max_op_pieces},       {"max_message_bytes", caps.max_message_bytes},
       {"max_arrivals", caps.max_arrivals}};
 }
 
@@ -122,8 +122,8 @@ std::string CapabilitiesText(const Capabilities& caps) {
                    "; rails: ", caps.rail_keeps_order ? "keep order" : "reorder",
                    caps.rails_fail_alone ? ", fail alone" : "",
                    "; target CPU: ", caps.needs_remote_cpu ? "takes part" : "not needed",
-                   "; op: up to ", FormatBytes(caps.max_op_bytes), ", ", caps.max_op_runs,
-                   " runs; message: up to ", FormatBytes(caps.max_message_bytes));
+                   "; op: up to ", FormatBytes(caps.max_op_bytes), ", ", caps.max_op_pieces,
+                   " pieces; message: up to ", FormatBytes(caps.max_message_bytes));
   if (caps.max_arrivals > 0) {
     absl::StrAppend(&text, "; arrivals in flight: up to ", caps.max_arrivals);
   }

@@ -11,10 +11,15 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kvxfer/backend.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer {
 
@@ -33,6 +38,25 @@ inline Event MakeAccepted(std::unique_ptr<Endpoint> accepted) {
   Event event = MakeEvent(EventKind::kAccepted, accepted.get());
   event.accepted = std::move(accepted);
   return event;
+}
+
+// The answer to Fence(scope).
+inline Event MakeFenced(Endpoint* endpoint, FenceScope scope) {
+  return MakeEvent(EventKind::kFenced, endpoint, scope.transfer, {}, scope.rail);
+}
+
+// Ends an op that was posted on the accepting side of `backend`.
+inline Event MakeRefused(Endpoint* endpoint, const Op& op, std::string_view backend) {
+  return MakeEvent(
+      EventKind::kCompletion, endpoint, op.id,
+      absl::FailedPreconditionError(absl::StrCat(
+          ToAbsl(backend), ": ops are posted on the endpoint that connected; connect to the peer")),
+      op.rail);
+}
+
+// Describes an endpoint whose one rail is up for as long as the endpoint is.
+inline EndpointInfo OneRail(std::string path) {
+  return {.path = std::move(path), .rails = std::vector<RailInfo>(1)};
 }
 
 // `Bytes`: the container of a message; must be contiguous.

@@ -61,6 +61,15 @@ std::vector<RailPair> ChooseRailPairs(const PairTable& table, size_t most) {
   return out;
 }
 
+std::vector<RailPair> PairsOfOthers(size_t rails, size_t self,
+                                    absl::FunctionRef<RailPair(size_t rail)> pair_of) {
+  std::vector<RailPair> out;
+  for (size_t rail = 0; rail < rails; ++rail) {
+    if (rail != self) out.push_back(pair_of(rail));
+  }
+  return out;
+}
+
 std::optional<RailPair> ChooseOtherPair(const PairTable& table, std::span<const RailPair> used,
                                         std::span<const RailPair> bad) {
   PairChooser chooser(table);

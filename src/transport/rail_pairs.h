@@ -21,6 +21,8 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+
 namespace kvxfer {
 
 // Indices into the places of the two sides.
@@ -54,6 +56,10 @@ class PairTable {
 
 // At most `most` pairs, the best first.
 std::vector<RailPair> ChooseRailPairs(const PairTable& table, size_t most);
+
+// The pairs of all rails but `self`.
+std::vector<RailPair> PairsOfOthers(size_t rails, size_t self,
+                                    absl::FunctionRef<RailPair(size_t rail)> pair_of);
 
 // A replacement for a pair that did not answer: neither in `bad` nor in `used`, and with the places
 // that `used` uses least.

@@ -80,7 +80,9 @@ bool HaveKeys(const BlockRange& blocks) {
     const uint64_t bytes = pair.id_count * block_bytes;
     if (i == first.pair) {
       left += first.id * block_bytes;
-      if (pair.runs != BlockPair::kOneRun) left += first.run * view.block_runs[pair.runs].bytes;
+      if (pair.pieces != BlockPair::kOnePiece) {
+        left += first.piece * view.block_pieces[pair.pieces].bytes;
+      }
     }
     if (bytes > 0 && view.keys[pair.remote_region] == nullptr) return false;
     if (left <= bytes) return true;

@@ -95,7 +95,7 @@ TEST_P(BackendConformance, ManyRuns) {
   std::iota(place.begin(), place.end(), 0);
   std::ranges::shuffle(place, random_);
   Pattern(1).Fill(local_->bytes());
-  const uint64_t runs_of_op = std::min<uint64_t>(caps().max_op_runs, caps().max_op_bytes / kRun);
+  const uint64_t runs_of_op = std::min<uint64_t>(caps().max_op_pieces, caps().max_op_bytes / kRun);
   for (const OpKind kind : {OpKind::kWrite, OpKind::kRead}) {
     std::vector<Op> ops;
     for (uint64_t i = 0; i < count;) {
@@ -214,7 +214,7 @@ TEST_P(BackendConformance, SoleWritesWithTheirMessages) {
       const Pattern pattern(round);
       remote_->memory.Clear();
       pattern.Fill(local_->bytes().first(bytes));
-      const uint64_t half = caps().max_op_runs > 1 ? bytes / 2 : 0;
+      const uint64_t half = caps().max_op_pieces > 1 ? bytes / 2 : 0;
       std::vector<kvxfer::Run> runs = {RunAt(half, bytes - half)};
       if (half > 0) runs.push_back(RunAt(0, half));
       Op op = out().Make(OpKind::kWrite, round, runs, static_cast<uint32_t>(round), rail);

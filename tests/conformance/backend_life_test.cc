@@ -303,7 +303,7 @@ TEST_P(BackendConformance, TellsWhatItIs) {
   EXPECT_FALSE(in().path().empty());
   EXPECT_GE(out().rails(), 1u);
   EXPECT_GE(caps().max_op_bytes, 64u * 1024);
-  EXPECT_GE(caps().max_op_runs, 1u);
+  EXPECT_GE(caps().max_op_pieces, 1u);
   EXPECT_OK(pair_->initiator().backend().Reachable(pair_->target().backend().Describe().address,
                                                    pair_->target().host()));
 }

@@ -283,7 +283,7 @@ void VerbsGpu::ExpectRandomRuns(const GpuRegion& from, const GpuRegion& to, cons
     while (next < size) {
       std::vector<kvxfer::Run> runs;
       uint64_t bytes = 0;
-      while (next < size && runs.size() < caps().max_op_runs && random_() % 16 != 0) {
+      while (next < size && runs.size() < caps().max_op_pieces && random_() % 16 != 0) {
         // From a few bytes, which would travel within a request, to more than a piece has.
         const uint64_t most = uint64_t{1} << (random_() % 21);
         const uint64_t length =
@@ -325,14 +325,14 @@ TEST_P(VerbsGpu, RandomRunsOverUnequalPiecesGoWhereTheyShould) {
   ASSERT_NO_FATAL_FAILURE(Start(4096));
   const std::array<size_t, 5> theirs = {4 * kMiB, 2 * kMiB, 2 * kMiB, 6 * kMiB, 2 * kMiB};
   const std::array<size_t, 4> ours = {2 * kMiB, 6 * kMiB, 2 * kMiB, 6 * kMiB};
-  for (const bool in_pieces : {false, true}) {
-    SCOPED_TRACE(in_pieces ? "in pieces" : "as one");
-    fabric_->RefuseGpuMemoryAbove(in_pieces ? 6 * kMiB : UINT64_MAX);
+  for (const bool in_parts : {false, true}) {
+    SCOPED_TRACE(in_parts ? "in pieces" : "as one");
+    fabric_->RefuseGpuMemoryAbove(in_parts ? 6 * kMiB : UINT64_MAX);
     const uint64_t before = fabric_->calls(Call::kRegDmabufMr);
     // The first and the last piece in part.
     ASSERT_OK_AND_ASSIGN(GpuRegion * to,
                          RegisterPieces(pair_->target(), theirs, 1, kMiB + 100, 14 * kMiB));
-    EXPECT_EQ(fabric_->calls(Call::kRegDmabufMr) - before, in_pieces ? 2u * (1 + 5) : 2u);
+    EXPECT_EQ(fabric_->calls(Call::kRegDmabufMr) - before, in_parts ? 2u * (1 + 5) : 2u);
     ASSERT_OK_AND_ASSIGN(GpuRegion * from, RegisterPieces(pair_->initiator(), ours));
     const RemoteKey* const key = ImportGpu(*to);
     ASSERT_NE(key, nullptr);

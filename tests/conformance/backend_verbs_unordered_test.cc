@@ -28,7 +28,7 @@ TEST_P(VerbsUnordered, EachWriteIsThereWhenItsImmediateIs) {
   Devise();
   ASSERT_NO_FATAL_FAILURE(Start(512 * kOp));
   EXPECT_FALSE(caps().rail_keeps_order);
-  EXPECT_EQ(caps().max_op_runs, 1u);
+  EXPECT_EQ(caps().max_op_pieces, 1u);
   Pattern(3).Fill(local_->bytes());
   pair_->target().on_immediate = [&](TestLink&, uint32_t immediate) {
     const uint64_t at = immediate * kOp;

@@ -196,7 +196,7 @@ TEST(HeaderExamples, BlockRange) {
   const std::array<const kvxfer::Registration*, 1> registrations{};
   const std::array<const kvxfer::RemoteKey*, 1> keys{};
   const kvxfer::BlockView view{.descriptors = blocks, .registrations = registrations, .keys = keys};
-  const kvxfer::Op op{.blocks = {.view = &view, .bytes = source.size(), .runs = 1}};
+  const kvxfer::Op op{.blocks = {.view = &view, .bytes = source.size(), .pieces = 1}};
   for (kvxfer::RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
     const kvxfer::Run& run = walk.run();
     std::memcpy(reinterpret_cast<void*>(run.remote), reinterpret_cast<void*>(run.local), run.bytes);

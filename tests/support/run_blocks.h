@@ -26,7 +26,7 @@ class RunBlocks {
       registrations_.push_back(run.registration);
       keys_.push_back(run.key);
       bytes_ += run.bytes;
-      if (run.bytes > 0) ++runs_;
+      if (run.bytes > 0) ++pieces_;
     }
     view_ = {.descriptors = blocks_, .registrations = registrations_, .keys = keys_};
   }
@@ -37,7 +37,7 @@ class RunBlocks {
   // All of them.
   BlockRange range() const {
     if (bytes_ == 0) return {};
-    return {.view = &view_, .bytes = bytes_, .runs = runs_};
+    return {.view = &view_, .bytes = bytes_, .pieces = pieces_};
   }
 
  private:
@@ -46,7 +46,7 @@ class RunBlocks {
   std::vector<const RemoteKey*> keys_;
   BlockView view_;
   uint64_t bytes_ = 0;
-  uint32_t runs_ = 0;  // with bytes
+  uint32_t pieces_ = 0;  // with bytes
 };
 
 }  // namespace kvxfer::testing

@@ -55,7 +55,7 @@ struct PeerView {
 
 // What became of a rail that failed. In this order: the target is asked to fence it, it has, the
 // backend may build the rail anew.
-struct RailLife {
+struct RailRecord {
   // kSuspected: an op on it failed as those of a failing rail do, which is to be said or not.
   enum class State : uint8_t { kUp, kSuspected, kFenceDue, kFencing, kReopening };
   State state = State::kUp;
@@ -81,7 +81,7 @@ class Link : public EndpointUser {
         seen(path_measure),
         endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
-  void SetLife(uint32_t rail, RailLife::State to);
+  void SetRail(uint32_t rail, RailRecord::State to);
 
   Peer* const peer;
   const size_t backend;
@@ -101,19 +101,19 @@ class Link : public EndpointUser {
   // GPU memory of the peer that the backend has a key for and cannot reach after all (no P2P, a GPU
   // hidden from this process), and why: it is staged over another path. Until newer metadata come.
   std::unordered_map<RegionId, absl::Status> beyond;
-  RailPicker choice{{}};        // from kConnected on
-  std::vector<RailLife> lives;  // of each rail
-  uint32_t fences_due = 0;      // of `lives`, how many are in that state
-  uint32_t unsettled = 0;       // and how many have a time limit
-  bool fences_rails = false;    // the target knows kFenceRail
-  bool full = false;            // every rail refused since SendData began
-  bool carries = false;         // the target knows kPiggyback
-  bool carried = false;         // told the target what belongs to the session the other way
-  bool refused = false;         // the target said to try again soon: the attempt did not fail
-  Time give_up{};               // for becoming up
-  Time heard{};                 // last message
-  Time ping_at{};               // next ping
-  Time unanswered{};            // when the oldest unanswered ping went out; zero: none
+  RailPicker choice{{}};          // from kConnected on
+  std::vector<RailRecord> rails;  // of each rail
+  uint32_t fences_due = 0;        // of `rails`, how many are in that state
+  uint32_t unsettled = 0;         // and how many have a time limit
+  bool fences_rails = false;      // the target knows kFenceRail
+  bool full = false;              // every rail refused since SendData began
+  bool carries = false;           // the target knows kPiggyback
+  bool carried = false;           // told the target what belongs to the session the other way
+  bool refused = false;           // the target said to try again soon: the attempt did not fail
+  Time give_up{};                 // for becoming up
+  Time heard{};                   // last message
+  Time ping_at{};                 // next ping
+  Time unanswered{};              // when the oldest unanswered ping went out; zero: none
 };
 
 // One transfer that has left the queue.

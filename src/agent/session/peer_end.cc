@@ -11,8 +11,8 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
   Outbound& outbound = *entry->outbound;
-  RailLife& life = link.lives[entry->rail];
-  --life.ops;
+  RailRecord& record = link.rails[entry->rail];
+  --record.ops;
   const bool measured = status.ok() && !entry->sole;
   link.choice.OnCompleted(entry->rail, entry->blocks.bytes, runtime_->now, measured);
   link.seen->OnCompleted(entry->blocks.bytes, runtime_->now, measured);
@@ -20,8 +20,8 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   const bool fatal = failed && !AwaitRailDown(outbound, *entry, status);
   runtime_->ops.Release(op);
   --outbound.ops;
-  if (life.state == RailLife::State::kSuspected && life.ops == 0) {
-    life.until = Now() + kExplainWithin;
+  if (record.state == RailRecord::State::kSuspected && record.ops == 0) {
+    record.until = Now() + kExplainWithin;
   }
   if (fatal) {
     const Time give_up = Now() + runtime_->options.cancel_grace;

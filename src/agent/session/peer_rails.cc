@@ -7,37 +7,37 @@
 
 namespace kvxfer {
 // The only place that says which rails are up.
-void Link::SetLife(uint32_t rail, RailLife::State to) {
-  using enum RailLife::State;
-  const auto timed = [](RailLife::State state) { return state != kUp && state != kReopening; };
-  RailLife& life = lives[rail];
-  if (life.state == kUp && to != kUp) life.since = Now();
-  unsettled += static_cast<uint32_t>(timed(to)) - static_cast<uint32_t>(timed(life.state));
+void Link::SetRail(uint32_t rail, RailRecord::State to) {
+  using enum RailRecord::State;
+  const auto timed = [](RailRecord::State state) { return state != kUp && state != kReopening; };
+  RailRecord& record = rails[rail];
+  if (record.state == kUp && to != kUp) record.since = Now();
+  unsettled += static_cast<uint32_t>(timed(to)) - static_cast<uint32_t>(timed(record.state));
   fences_due +=
-      static_cast<uint32_t>(to == kFenceDue) - static_cast<uint32_t>(life.state == kFenceDue);
-  life.state = to;
+      static_cast<uint32_t>(to == kFenceDue) - static_cast<uint32_t>(record.state == kFenceDue);
+  record.state = to;
   choice.SetUp(rail, to == kUp);
 }
 
 void Peer::LearnRails(Link& link) {
   const std::vector<RailInfo> infos = link.endpoint->Describe().rails;
   link.choice = RailPicker(infos);
-  link.lives.resize(link.choice.size());
+  link.rails.resize(link.choice.size());
   for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
     const bool up = infos[rail].up;
-    link.SetLife(rail, up ? RailLife::State::kUp : RailLife::State::kReopening);
-    if (!up) link.lives[rail].why = absl::UnavailableError("not up yet");
+    link.SetRail(rail, up ? RailRecord::State::kUp : RailRecord::State::kReopening);
+    if (!up) link.rails[rail].why = absl::UnavailableError("not up yet");
   }
 }
 
 void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
-  if (rail >= link.lives.size()) return;
+  if (rail >= link.rails.size()) return;
   // Also one that never came up.
-  const RailLife::State state = link.lives[rail].state;
-  if (state == RailLife::State::kFenceDue || state == RailLife::State::kFencing) return;
-  link.SetLife(rail, RailLife::State::kFenceDue);
-  link.lives[rail].since = Now();
-  link.lives[rail].why = why;
+  const RailRecord::State state = link.rails[rail].state;
+  if (state == RailRecord::State::kFenceDue || state == RailRecord::State::kFencing) return;
+  link.SetRail(rail, RailRecord::State::kFenceDue);
+  link.rails[rail].since = Now();
+  link.rails[rail].why = why;
   for (auto& [id, outbound] : active_) {
     if (outbound.link != &link) continue;
     std::erase_if(outbound.unexplained, [&](const auto& failed) { return failed.rail == rail; });
@@ -46,13 +46,13 @@ void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
 
 void Peer::OnRailUp(Link& link, uint32_t rail) {
   // LearnRails may have seen already what this says.
-  if (rail >= link.lives.size() || link.choice.up(rail)) return;
-  if (link.lives[rail].state != RailLife::State::kReopening) {
+  if (rail >= link.rails.size() || link.choice.up(rail)) return;
+  if (link.rails[rail].state != RailRecord::State::kReopening) {
     return CloseLink(link,
                      absl::InternalError(absl::StrCat("the backend says that rail ", rail,
                                                       " is up, which it was not asked to build")));
   }
-  link.SetLife(rail, RailLife::State::kUp);
+  link.SetRail(rail, RailRecord::State::kUp);
   if (link.state == Link::State::kUp && !link.proven) OnProven(link);
   // It may lie between other ports now.
   for (auto& [id, outbound] : active_) {
@@ -72,12 +72,12 @@ void Peer::SendRailFences() {
                            "a rail failed, and the peer's older version cannot do without it"));
       continue;
     }
-    for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
-      if (link->lives[rail].state != RailLife::State::kFenceDue) continue;
+    for (uint32_t rail = 0; rail < link->rails.size(); ++rail) {
+      if (link->rails[rail].state != RailRecord::State::kFenceDue) continue;
       const std::string message =
           EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = rail});
       if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
-      link->SetLife(rail, RailLife::State::kFencing);
+      link->SetRail(rail, RailRecord::State::kFencing);
     }
   }
 }
@@ -88,15 +88,15 @@ void Peer::OnRailFenced(Link& link, const Envelope& envelope) {
   auto frame = Decode<RailFrame>(envelope.body);
   if (!frame.ok()) return ProtocolError(link, frame.status());
   const uint32_t rail = frame->rail;
-  if (rail >= link.lives.size() || link.lives[rail].state != RailLife::State::kFencing) {
+  if (rail >= link.rails.size() || link.rails[rail].state != RailRecord::State::kFencing) {
     return ProtocolError(link, absl::InvalidArgumentError(absl::StrCat(
                                    "it fenced rail ", rail, ", which it was not asked to")));
   }
-  link.SetLife(rail, RailLife::State::kReopening);
+  link.SetRail(rail, RailRecord::State::kReopening);
   // Not before: rails also end with their connection, which may close as planned, and then its end
   // is what there is to say.
   Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", metadata_.name, rail,
-      runtime_->backends[link.backend]->name(), ToStd(link.lives[rail].why.message()));
+      runtime_->backends[link.backend]->name(), ToStd(link.rails[rail].why.message()));
   for (auto& [id, outbound] : active_) {
     if (outbound.link == &link) DiscardLanes(outbound, rail);
   }
@@ -140,13 +140,13 @@ bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const abs
   if (!absl::IsUnavailable(status) && !absl::IsAborted(status) && !absl::IsCancelled(status)) {
     return false;
   }
-  RailLife& life = link.lives[op.rail];
-  if (life.state == RailLife::State::kUp) {
-    link.SetLife(op.rail, RailLife::State::kSuspected);
-    life.until = Time::max();
-    life.why = status;
+  RailRecord& record = link.rails[op.rail];
+  if (record.state == RailRecord::State::kUp) {
+    link.SetRail(op.rail, RailRecord::State::kSuspected);
+    record.until = Time::max();
+    record.why = status;
   }
-  if (life.state != RailLife::State::kSuspected) return false;
+  if (record.state != RailRecord::State::kSuspected) return false;
   if (std::ranges::find(outbound.unexplained, op.rail, &Outbound::Unexplained::rail) ==
       outbound.unexplained.end()) {
     outbound.unexplained.push_back({.rail = op.rail, .status = status});
@@ -161,11 +161,11 @@ bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const abs
 Time Peer::NextRailTimer(const Link& link) const {
   Time next = Time::max();
   if (link.unsettled == 0) return next;
-  for (const RailLife& life : link.lives) {
-    using enum RailLife::State;
-    if (life.state == kSuspected) next = std::min(next, life.until);
-    if (life.state == kFenceDue || life.state == kFencing) {
-      next = std::min(next, life.since + runtime_->options.connect_timeout);
+  for (const RailRecord& record : link.rails) {
+    using enum RailRecord::State;
+    if (record.state == kSuspected) next = std::min(next, record.until);
+    if (record.state == kFenceDue || record.state == kFencing) {
+      next = std::min(next, record.since + runtime_->options.connect_timeout);
     }
   }
   return next;
@@ -175,15 +175,15 @@ void Peer::RailTimers(Time now) {
   for (Path& path : paths_) {
     Link* const link = path.link.get();
     if (link == nullptr || link->state != Link::State::kUp || NextRailTimer(*link) > now) continue;
-    for (uint32_t rail = 0; rail < link->lives.size(); ++rail) {
-      const RailLife& life = link->lives[rail];
-      using enum RailLife::State;
-      if (life.state == kSuspected && life.until <= now) ClearSuspicion(*link, rail);
-      if (life.state != kFenceDue && life.state != kFencing) continue;
-      if (life.since + runtime_->options.connect_timeout > now) continue;
-      CloseLink(*link,
-                absl::UnavailableError(absl::StrCat("the peer did not make rail ", rail,
-                                                    " quiet, which failed: ", life.why.message())));
+    for (uint32_t rail = 0; rail < link->rails.size(); ++rail) {
+      const RailRecord& record = link->rails[rail];
+      using enum RailRecord::State;
+      if (record.state == kSuspected && record.until <= now) ClearSuspicion(*link, rail);
+      if (record.state != kFenceDue && record.state != kFencing) continue;
+      if (record.since + runtime_->options.connect_timeout > now) continue;
+      CloseLink(*link, absl::UnavailableError(
+                           absl::StrCat("the peer did not make rail ", rail,
+                                        " quiet, which failed: ", record.why.message())));
       break;
     }
   }
@@ -191,7 +191,7 @@ void Peer::RailTimers(Time now) {
 
 // Its ops failed alone.
 void Peer::ClearSuspicion(Link& link, uint32_t rail) {
-  link.SetLife(rail, RailLife::State::kUp);
+  link.SetRail(rail, RailRecord::State::kUp);
   std::vector<std::pair<Outbound*, absl::Status>> failed;
   for (auto& [id, outbound] : active_) {
     if (outbound.link != &link) continue;
@@ -210,11 +210,11 @@ void Peer::ClearSuspicion(Link& link, uint32_t rail) {
 // Of a connection all of whose rails are out of use; else nothing.
 std::string Peer::WhyNoRail(const Link& link) const {
   std::string why;
-  for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
-    const RailLife& life = link.lives[rail];
-    if (life.state == RailLife::State::kUp) return {};
+  for (uint32_t rail = 0; rail < link.rails.size(); ++rail) {
+    const RailRecord& record = link.rails[rail];
+    if (record.state == RailRecord::State::kUp) return {};
     absl::StrAppend(&why, why.empty() ? "; no rail is up: " : "; ", "rail ", rail, ": ",
-                    life.why.message());
+                    record.why.message());
   }
   return why;
 }
@@ -223,16 +223,16 @@ std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {
   std::vector<RailExplanation> rails;
   const Time now = Now();
   std::vector<RailInfo> infos = link.endpoint->Describe().rails;
-  for (uint32_t rail = 0; rail < link.lives.size(); ++rail) {
-    const RailLife& life = link.lives[rail];
-    const bool up = life.state == RailLife::State::kUp;
+  for (uint32_t rail = 0; rail < link.rails.size(); ++rail) {
+    const RailRecord& record = link.rails[rail];
+    const bool up = record.state == RailRecord::State::kUp;
     RailInfo info = rail < infos.size() ? std::move(infos[rail]) : RailInfo{};
     rails.push_back({.name = std::move(info.name),
                      .up = up,
                      .bytes_per_second = link.choice.bytes_per_second(rail),
                      .round_trip = info.round_trip,
-                     .down_for = up ? Duration{} : now - life.since,
-                     .why = std::string(life.why.message())});
+                     .down_for = up ? Duration{} : now - record.since,
+                     .why = std::string(record.why.message())});
   }
   return rails;
 }

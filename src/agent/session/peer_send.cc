@@ -90,7 +90,7 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   if (added.staged) {
     capabilities.arrival = Arrival::kCopied;
     capabilities.max_op_bytes = Staging::kBufferBytes;
-    capabilities.max_op_runs = Stager::kMaxRuns;
+    capabilities.max_op_pieces = Stager::kMaxPieces;
     TellStaged(*record, *link);
   }
   std::optional<LaneBook> lanes;
@@ -102,8 +102,8 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   added.walk = SliceWalk(&added.blocks);
   added.limits = {.max_bytes = SliceBytes(record->blocks.total_bytes(), link->choice.size(),
                                           capabilities.max_op_bytes),
-                  .max_runs = capabilities.max_op_runs,
-                  .merged = capabilities.max_op_runs <= kFewRuns};
+                  .max_pieces = capabilities.max_op_pieces,
+                  .merged = capabilities.max_op_pieces <= kFewPieces};
   StartSending(added);
   return absl::OkStatus();
 }
@@ -431,7 +431,7 @@ bool Peer::CloseLanes(Outbound& outbound) {
 
 bool Peer::PostOn(Outbound& outbound, const Op& op) {
   if (!outbound.link->endpoint->Post(op)) return false;
-  ++outbound.link->lives[op.rail].ops;
+  ++outbound.link->rails[op.rail].ops;
   ++outbound.ops;
   return true;
 }

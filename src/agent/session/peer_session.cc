@@ -89,8 +89,8 @@ void Peer::GoUp(Link& link) {
     if (outbound.abort_due) link.endpoint->Fence({.transfer = id});
   }
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
-  const auto up = [](const RailLife& life) { return life.state == RailLife::State::kUp; };
-  if (std::ranges::any_of(link.lives, up)) OnProven(link);
+  const auto up = [](const RailRecord& record) { return record.state == RailRecord::State::kUp; };
+  if (std::ranges::any_of(link.rails, up)) OnProven(link);
 }
 
 // What the target says before version 6: of the regions up to `last`, `live` are there.

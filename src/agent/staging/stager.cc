@@ -104,7 +104,7 @@ void Stager::Ask() {
 
 void Stager::StartMove(uint64_t child, StagedOp& op) {
   std::vector<Staging::Piece> pieces;
-  pieces.reserve(op.blocks.runs);
+  pieces.reserve(op.blocks.pieces);
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
     const Run& run = walk.run();
     const StagedMemory& memory = LocalOf(run);
@@ -191,7 +191,7 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
 
 void Stager::PushStage(uint64_t child, const StagedOp& op, StageWhen when) {
   StageFrame frame{.transfer = child, .when = when, .buffer = *op.lent};
-  frame.runs.reserve(op.blocks.runs);
+  frame.runs.reserve(op.blocks.pieces);
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
     const Run& run = walk.run();
     frame.runs.push_back({.address = run.remote,

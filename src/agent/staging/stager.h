@@ -52,9 +52,9 @@ struct StagedKey final : RemoteKey {
 
 class Stager final : private Staging::User {
  public:
-  // The most runs of one op.
-  static constexpr size_t kMaxRuns = 2048;
-  static_assert(kMaxRuns <= kMaxStageRuns);
+  // The most pieces of one op.
+  static constexpr size_t kMaxPieces = 2048;
+  static_assert(kMaxPieces <= kMaxStageRuns);
 
   Stager(Peer* peer, Staging* staging) : peer_(peer), staging_(staging) {}
   ~Stager() override;

@@ -18,20 +18,21 @@ constexpr int kAnswersPerTurn = 32;
 
 }  // namespace
 
-AcceptedLink::AcceptedLink(CudaIpcBackend* backend, net::Fd control, std::string from)
-    : Link(backend, std::move(control), std::move(from)) {
+CudaIpcAcceptedEndpoint::CudaIpcAcceptedEndpoint(CudaIpcBackend* backend, net::Fd control,
+                                                 std::string from)
+    : CudaIpcEndpoint(backend, std::move(control), std::move(from)) {
   FillRandom(word_);
 }
 
-void AcceptedLink::SayHello() { Tell(Encode(Hello{.word = word_})); }
+void CudaIpcAcceptedEndpoint::SayHello() { Tell(Encode(Hello{.word = word_})); }
 
-EndpointInfo AcceptedLink::Describe() const {
+EndpointInfo CudaIpcAcceptedEndpoint::Describe() const {
   if (process_ == nullptr) return OneRail(absl::StrCat(Name(), ", which has not said who it is"));
   return OneRail(
       absl::StrCat("process ", process_->pid(), ", whose GPUs copy into and out of this one's"));
 }
 
-bool AcceptedLink::Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& dial) {
+bool CudaIpcAcceptedEndpoint::Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& dial) {
   if (!up() || lifeline_ != nullptr || dial.word != word_) return false;
   lifeline_ = std::move(lifeline);
   const uint32_t pid = lifeline_->peer().pid;
@@ -45,9 +46,7 @@ bool AcceptedLink::Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& d
         "the other process is in a pid namespace that is not seen from here, so that its end could "
         "not be told (run both containers with one, e.g. --pid=host)");
   } else {
-    auto process = PeerProcess::Open(&reactor(), backend_->host(), pid, dial.start_time);
-    refused = process.status();
-    if (process.ok()) process_ = *std::move(process);
+    refused = WatchProcess(pid, dial.start_time);
   }
   if (!refused.ok()) {
     Shutdown(refused);
@@ -58,37 +57,42 @@ bool AcceptedLink::Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& d
   return true;
 }
 
-absl::Status AcceptedLink::OnFrame(std::span<const std::byte> /*frame*/) {
+absl::Status CudaIpcAcceptedEndpoint::WatchProcess(uint32_t pid, uint64_t start_time) {
+  auto process = PeerProcess::Open(backend_->host(), pid, start_time);
+  if (!process.ok()) return process.status();
+  auto watch = ProcessWatch::Begin(&reactor(), *std::move(process));
+  if (watch.ok()) process_ = *std::move(watch);
+  return watch.status();
+}
+
+absl::Status CudaIpcAcceptedEndpoint::OnFrame(std::span<const std::byte> /*frame*/) {
   return absl::InvalidArgumentError("the peer sent a cuda_ipc frame that has no place here");
 }
 
-bool AcceptedLink::Post(const Op& op) {
+bool CudaIpcAcceptedEndpoint::Post(const Op& op) {
   if (!up()) return false;
-  Say(EventKind::kCompletion, op.id,
-      absl::FailedPreconditionError(
-          "cuda_ipc: ops are posted on the endpoint that connected; connect to the peer"),
-      op.rail);
+  Emit(MakeRefused(this, op, "cuda_ipc"));
   return true;
 }
 
-void AcceptedLink::Fence(FenceScope scope) {
+void CudaIpcAcceptedEndpoint::Fence(FenceScope scope) {
   // The initiator was fenced first and has waited for what its GPUs had begun, so nothing is under
   // way.
-  if (up()) SayFenced(scope);
+  if (up()) Emit(MakeFenced(this, scope));
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& /*region*/,
-                                                                std::string_view /*key*/) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> CudaIpcAcceptedEndpoint::Import(
+    const RemoteRegion& /*region*/, std::string_view /*key*/) {
   return absl::FailedPreconditionError(
       "cuda_ipc: only the side that connected may use regions of the other");
 }
 
-absl::Status AcceptedLink::OnPacket(Lifeline::Packet& packet) {
+absl::Status CudaIpcAcceptedEndpoint::OnPacket(Lifeline::Packet& packet) {
   if (last_word_) return absl::InvalidArgumentError("the peer sent a packet after its last word");
   if (packet.type == PacketType::kQuiet) {
     last_word_ = quiet_said_ = true;
     FinishDown();
-    Expect(absl::UnavailableError("the peer has ended the link"));
+    Expect(absl::UnavailableError("the peer has ended the connection"));
     return absl::OkStatus();
   }
   const auto ask = wire::TryDecode<AskPacket>(packet.body);
@@ -103,22 +107,22 @@ absl::Status AcceptedLink::OnPacket(Lifeline::Packet& packet) {
   return absl::OkStatus();
 }
 
-bool AcceptedLink::HasWorkAside() const {
-  if (Link::HasWorkAside()) return true;
+bool CudaIpcAcceptedEndpoint::HasWorkAside() const {
+  if (CudaIpcEndpoint::HasWorkAside()) return true;
   if (process_ != nullptr && process_->exited() && !quiet_said_) return true;
   return serves() && lifeline_ != nullptr && !lifeline_->sending();
 }
 
-// Nothing is sent before the link is authorised. Answers are made only as fast as the socket takes
-// them, so exported handles are not kept here.
-void AcceptedLink::Serve() {
+// Nothing is sent before the endpoint is authorised. Answers are made only as fast as the socket
+// takes them, so exported handles are not kept here.
+void CudaIpcAcceptedEndpoint::Serve() {
   for (int i = 0; i < kAnswersPerTurn && serves() && !lifeline_->sending(); ++i) {
     if (!Answer(asks_.front())) continue;
     asks_.pop_front();
   }
 }
 
-bool AcceptedLink::Answer(Ask& ask) {
+bool CudaIpcAcceptedEndpoint::Answer(Ask& ask) {
   const uint64_t region = ask.packet.region;
   const CudaIpcRegistration* const registration = backend_->FindRegion(region);
   if (registration == nullptr || registration->rkey() != ask.packet.rkey) {
@@ -146,26 +150,26 @@ bool AcceptedLink::Answer(Ask& ask) {
   return ++ask.next_part == registration->parts();
 }
 
-void AcceptedLink::Refuse(uint64_t region, const absl::Status& why) {
+void CudaIpcAcceptedEndpoint::Refuse(uint64_t region, const absl::Status& why) {
   lifeline_->Send(PacketType::kRefused,
                   wire::Encode(RefusedPacket{.region = region,
                                              .code = static_cast<uint32_t>(why.code()),
                                              .why = ForPeer(ToStd(why.message()))}));
 }
 
-void AcceptedLink::Forget(uint64_t region) {
+void CudaIpcAcceptedEndpoint::Forget(uint64_t region) {
   if (!up() || lifeline_ == nullptr || told_.erase(region) == 0) return;
   lifeline_->Send(PacketType::kForget, wire::Encode(ForgetPacket{.region = region}));
 }
 
-void AcceptedLink::Watch() {
+void CudaIpcAcceptedEndpoint::Watch() {
   if (process_ == nullptr || !process_->exited() || quiet_said_) return;
   quiet_said_ = true;
   FinishDown();
   Expect(absl::UnavailableError(absl::StrCat("process ", process_->pid(), " has ended")));
 }
 
-void AcceptedLink::OnDetached() {
+void CudaIpcAcceptedEndpoint::OnDetached() {
   lifeline_.reset();
   process_.reset();
   backend_ = nullptr;

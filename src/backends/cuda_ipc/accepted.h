@@ -1,5 +1,5 @@
-// The accepting side of a cuda_ipc link. It sends an authorised peer the handles of its regions,
-// and waits for the peer's GPUs when the link ends.
+// The accepting side of a cuda_ipc endpoint. It sends an authorised peer the handles of its
+// regions, and waits for the peer's GPUs when the endpoint ends.
 //
 // Its kDown means that the peer no longer moves anything here. The proof is either the peer's
 // kQuiet packet on the lifeline, which it sends when its last copy is over, or the end of its
@@ -18,32 +18,32 @@
 #include <string>
 #include <utility>
 
-#include "src/backends/cuda_ipc/link.h"
-#include "src/backends/cuda_ipc/process.h"
+#include "src/backends/cuda_ipc/endpoint.h"
+#include "src/backends/cuda_ipc/process_watch.h"
 
 namespace kvxfer::cuda_ipc {
 
-class AcceptedLink final : public Link {
+class CudaIpcAcceptedEndpoint final : public CudaIpcEndpoint {
  public:
   // The most asks without an answer. The peer asks for one region after another and waits beyond
   // this number.
   static constexpr size_t kMaxAsks = 32;
 
-  AcceptedLink(CudaIpcBackend* backend, net::Fd control, std::string from);
+  CudaIpcAcceptedEndpoint(CudaIpcBackend* backend, net::Fd control, std::string from);
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
   void Authorize() override { authorized_ = true; }
   // Sends nothing before the peer knows that it has joined.
   bool Send(std::span<const std::byte> message) override {
-    return process_ != nullptr && Link::Send(message);
+    return process_ != nullptr && CudaIpcEndpoint::Send(message);
   }
   bool Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // --- Link ---
+  // --- CudaIpcEndpoint ---
   void SayHello() override;
   bool HasWorkAside() const override;
   bool Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& dial) override;
@@ -57,6 +57,7 @@ class AcceptedLink final : public Link {
   };
 
   bool serves() const { return authorized_ && up() && !asks_.empty(); }
+  absl::Status WatchProcess(uint32_t pid, uint64_t start_time);
   absl::Status OnFrame(std::span<const std::byte> frame) override;
   absl::Status OnPacket(Lifeline::Packet& packet) override;
   void Serve() override;
@@ -76,7 +77,7 @@ class AcceptedLink final : public Link {
   bool last_word_ = false;   // kQuiet has arrived
   bool quiet_said_ = false;  // kQuiet has arrived, or the peer's process has ended
   bool same_process_ = false;
-  std::unique_ptr<PeerProcess> process_;
+  std::unique_ptr<ProcessWatch> process_;
   std::deque<Ask> asks_;
   std::set<uint64_t> told_;  // regions whose handles the peer has
 };

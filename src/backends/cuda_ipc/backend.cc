@@ -10,15 +10,17 @@
 #include "src/backends/cuda_ipc/accepted.h"
 #include "src/backends/cuda_ipc/dialled.h"
 #include "src/backends/cuda_ipc/factory.h"
-#include "src/backends/cuda_ipc/process.h"
 #include "src/core/base/strings.h"
 #include "src/cuda/present.h"
+#include "src/transport/host/peer_process.h"
 
 namespace kvxfer {
 namespace cuda_ipc {
 namespace {
 
-Link* LinkOf(net::ControlLink* link) { return static_cast<Link*>(link); }
+CudaIpcEndpoint* EndpointOf(net::ControlLink* endpoint) {
+  return static_cast<CudaIpcEndpoint*>(endpoint);
+}
 
 uint64_t IpcNamespace() {
   struct stat info {};
@@ -35,7 +37,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
             .capabilities = {.arrival = Arrival::kCopied,
                              .memory_kinds = BitOf(MemoryKind::kCuda),
                              .max_op_bytes = kMaxOpBytes,
-                             .max_op_runs = kMaxOpRuns,
+                             .max_op_pieces = kMaxOpPieces,
                              .max_message_bytes = net::kMaxMessageBytes}},
       hub_({.backend = "cuda_ipc",
             .service = net::Service{4},
@@ -43,8 +45,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
             .connect_timeout = options_.connect_timeout},
            this) {}
 
-absl::StatusOr<std::unique_ptr<CudaIpcBackend>> CudaIpcBackend::Create(
-    const BackendContext& context) {
+absl::StatusOr<std::unique_ptr<Backend>> CudaIpcBackend::Create(const BackendContext& context) {
   if (absl::Status present = cuda::DriverPresent(); !present.ok()) return present;
   std::unique_ptr<CudaIpcBackend> backend(new CudaIpcBackend(context));
   if (absl::Status open = backend->Open(context.incarnation); !open.ok()) return open;
@@ -54,7 +55,7 @@ absl::StatusOr<std::unique_ptr<CudaIpcBackend>> CudaIpcBackend::Create(
 absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
   if (absl::Status open = hub_.Open(); !open.ok()) return open;
   // Without a pidfd, the death of a peer could not be distinguished from its silence.
-  auto self = PeerProcess::Open(&hub_.reactor(), host_, static_cast<uint32_t>(::getpid()), 0);
+  auto self = PeerProcess::Open(host_, static_cast<uint32_t>(::getpid()), 0);
   if (!self.ok()) return Annotate(self.status(), "not usable here");
   // Peers of this backend are on this host and in this network namespace, so loopback suffices.
   AgentOptions listen = options_;
@@ -72,8 +73,8 @@ absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
 }
 
 CudaIpcBackend::~CudaIpcBackend() {
-  for (net::ControlLink* link : hub_.links()) LinkOf(link)->StopData();
-  // Before the links are detached: copies may still write to memory of peers.
+  for (net::ControlLink* endpoint : hub_.links()) EndpointOf(endpoint)->StopData();
+  // Before the endpoints are detached: copies may still write to memory of peers.
   copies_.Wait(nullptr);
   hub_.Close();
   for (const auto& [number, registration] : std::exchange(regions_, {})) registration->Detach();
@@ -91,18 +92,19 @@ absl::StatusOr<std::unique_ptr<Endpoint>> CudaIpcBackend::Connect(std::string_vi
   if (absl::Status reach = CheckReachable(host_, host); !reach.ok()) return reach;
   absl::StatusOr<net::PeerAddress> control = net::DecodeReachable(at->control, host_, host);
   if (!control.ok()) return control.status();
-  auto link = std::make_unique<DialledLink>(this, *std::move(control), *std::move(at), host);
-  hub_.Dial(link.get());
-  return link;
+  auto endpoint =
+      std::make_unique<CudaIpcDialledEndpoint>(this, *std::move(control), *std::move(at), host);
+  hub_.Dial(endpoint.get());
+  return endpoint;
 }
 
 std::unique_ptr<net::ControlLink> CudaIpcBackend::Accept(net::Fd control, std::string from) {
-  return std::make_unique<AcceptedLink>(this, std::move(control), std::move(from));
+  return std::make_unique<CudaIpcAcceptedEndpoint>(this, std::move(control), std::move(from));
 }
 
 void CudaIpcBackend::OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) {
-  for (net::ControlLink* link : hub_.links()) {
-    if (LinkOf(link)->Join(lifeline, dial)) return;
+  for (net::ControlLink* endpoint : hub_.links()) {
+    if (EndpointOf(endpoint)->Join(lifeline, dial)) return;
   }
 }
 
@@ -142,7 +144,9 @@ void CudaIpcBackend::OnClosed(const CudaIpcRegistration& registration) {
     const auto device = devices_.find(registration.device());
     if (device != devices_.end() && --device->second == 0) devices_.erase(device);
   }
-  for (net::ControlLink* link : hub_.links()) LinkOf(link)->Forget(registration.number());
+  for (net::ControlLink* endpoint : hub_.links()) {
+    EndpointOf(endpoint)->Forget(registration.number());
+  }
 }
 
 const CudaIpcRegistration* CudaIpcBackend::FindRegion(uint64_t number) const {
@@ -164,7 +168,7 @@ size_t CudaIpcBackend::Poll(std::span<Event> out, Input input) {
   if (hub_.Begin(out, input == Input::kAll)) {
     lifeline_listener_.Work();
     // The list changes only by calls of the agent, not during this loop.
-    for (net::ControlLink* link : hub_.links()) LinkOf(link)->WorkAside();
+    for (net::ControlLink* endpoint : hub_.links()) EndpointOf(endpoint)->WorkAside();
     copies_.Poll();
     // The deadline is counted from here: a busy queue is polled again after kLook.
     looked_ = Now();
@@ -174,7 +178,9 @@ size_t CudaIpcBackend::Poll(std::span<Event> out, Input input) {
 }
 
 bool CudaIpcBackend::Arm() {
-  const auto has_work = [](net::ControlLink* link) { return LinkOf(link)->HasWorkAside(); };
+  const auto has_work = [](net::ControlLink* endpoint) {
+    return EndpointOf(endpoint)->HasWorkAside();
+  };
   if (hub_.HasWork() || lifeline_listener_.HasWork() ||
       std::ranges::any_of(hub_.links(), has_work)) {
     return false;
@@ -216,10 +222,7 @@ void CudaIpcBackend::FindDevices() {
 }  // namespace cuda_ipc
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaIpcBackend(const BackendContext& context) {
-  absl::StatusOr<std::unique_ptr<cuda_ipc::CudaIpcBackend>> backend =
-      cuda_ipc::CudaIpcBackend::Create(context);
-  if (!backend.ok()) return backend.status();
-  return std::unique_ptr<Backend>(*std::move(backend));
+  return cuda_ipc::CudaIpcBackend::Create(context);
 }
 
 }  // namespace kvxfer

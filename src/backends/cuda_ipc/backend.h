@@ -38,7 +38,7 @@ class CudaIpcBackend final : public Backend,
                              private LifelineListener::Owner,
                              private CudaIpcRegistration::Owner {
  public:
-  static absl::StatusOr<std::unique_ptr<CudaIpcBackend>> Create(const BackendContext& context);
+  static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~CudaIpcBackend() override;
 
   // --- Backend ---
@@ -50,7 +50,7 @@ class CudaIpcBackend final : public Backend,
   size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
 
-  // --- for links ---
+  // --- for endpoints ---
   net::LinkHub& hub() { return hub_; }
   const HostIdentity& host() const { return host_; }
   uint64_t ipc_namespace() const { return ipc_namespace_; }
@@ -73,7 +73,6 @@ class CudaIpcBackend final : public Backend,
                                            cuda::DeviceSpan span);
   std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override;
-  void OnDeadline(Time now) override { lifeline_listener_.OnDeadline(now); }
   void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) override;
   void OnClosed(const CudaIpcRegistration& registration) override;
 

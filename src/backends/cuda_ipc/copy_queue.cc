@@ -74,7 +74,7 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
     const Ops::iterator posted = lane.waiting.front();
     const BlockRange& blocks = posted->op.blocks;
     const bool fits =
-        pieces_.size() + blocks.runs <= kBatchPieces && bytes + blocks.bytes <= kBatchBytes;
+        pieces_.size() + blocks.pieces <= kBatchPieces && bytes + blocks.bytes <= kBatchBytes;
     if (!batch.ops.empty() && !fits) break;
     lane.waiting.pop_front();
     --posted->waiting;
@@ -246,7 +246,7 @@ void CopyQueue::Wait(const CopyUser* user) {
   const auto runs = [&](const Posted& posted) {
     return posted.running > 0 && (user == nullptr || posted.user == user);
   };
-  // Busy-waits with yield: this happens only when a link or the backend ends.
+  // Busy-waits with yield: this happens only when an endpoint or the backend ends.
   while (std::ranges::any_of(ops_, runs)) {
     bool any = false;
     for (const auto& [device, lane] : Lanes()) any |= TakeEnds(*lane);

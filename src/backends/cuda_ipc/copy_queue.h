@@ -1,4 +1,5 @@
-// The ops that GPUs of this process copy, of all links: those that wait and the batches under way.
+// The ops that GPUs of this process copy, of all endpoints: those that wait and the batches under
+// way.
 //
 // The device that owns an op's local memory copies it: it pushes writes and pulls reads. While a
 // device has few batches under way, each op is a batch of its own that begins at once. Ops that
@@ -32,7 +33,7 @@
 namespace kvxfer::cuda_ipc {
 
 inline constexpr uint64_t kMaxOpBytes = 32 * 1024 * 1024;
-inline constexpr size_t kMaxOpRuns = 8192;
+inline constexpr size_t kMaxOpPieces = 8192;
 
 class CopyUser {
  public:

@@ -1,4 +1,4 @@
-// DialledLink: how it comes up, posts, stops and ends.
+// CudaIpcDialledEndpoint: how it comes up, posts, stops and ends.
 
 #include "src/backends/cuda_ipc/dialled.h"
 
@@ -14,25 +14,25 @@
 
 namespace kvxfer::cuda_ipc {
 
-DialledLink::DialledLink(CudaIpcBackend* backend, net::PeerAddress control, MetadataAddress peer,
-                         const HostIdentity& host)
-    : Link(backend, std::move(control)), peer_(std::move(peer)), host_(host) {}
+CudaIpcDialledEndpoint::CudaIpcDialledEndpoint(CudaIpcBackend* backend, net::PeerAddress control,
+                                               MetadataAddress peer, const HostIdentity& host)
+    : CudaIpcEndpoint(backend, std::move(control)), peer_(std::move(peer)), host_(host) {}
 
 // The agent destroys endpoints only after kDown. If ops are left all the same, they are ended, and
 // running copies are awaited.
-DialledLink::~DialledLink() {
+CudaIpcDialledEndpoint::~CudaIpcDialledEndpoint() {
   if (backend_ == nullptr) return;
   StopData();
   backend_->copies().Wait(this);
   if (lifeline_ != nullptr) BeQuiet();
 }
 
-void DialledLink::StopData() {
+void CudaIpcDialledEndpoint::StopData() {
   ended_ = true;
   backend_->copies().Drop(this, 0, absl::UnavailableError("the cuda_ipc endpoint is gone"));
 }
 
-absl::Status DialledLink::OnFrame(std::span<const std::byte> frame) {
+absl::Status CudaIpcDialledEndpoint::OnFrame(std::span<const std::byte> frame) {
   const absl::StatusOr<Frame> decoded = Decode(frame);
   if (!decoded.ok()) return decoded.status();
   const Hello* hello = std::get_if<Hello>(&*decoded);
@@ -44,21 +44,13 @@ absl::Status DialledLink::OnFrame(std::span<const std::byte> frame) {
   return absl::InvalidArgumentError("the peer sent a cuda_ipc frame that has no place here");
 }
 
-absl::Status DialledLink::MakeLifeline(const Hello& hello) {
+absl::Status CudaIpcDialledEndpoint::MakeLifeline(const Hello& hello) {
   dialled_ = true;
   auto lifeline = Lifeline::Connect(&reactor(), peer_.listener);
   if (!lifeline.ok()) return lifeline.status();
-  const Credentials& them = (*lifeline)->peer();
-  if (them.uid != ::geteuid()) {
-    return absl::PermissionDeniedError(absl::StrCat("process ", host_.pid, " runs as uid ",
-                                                    them.uid, " and this one as uid ", ::geteuid(),
-                                                    "; cuda_ipc joins processes of one user only"));
-  }
-  if (them.pid != host_.pid) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the peer calls itself process ", host_.pid, " but is ", them.pid,
-                     " here: the two are in different pid namespaces (run both containers with "
-                     "one, e.g. --pid=host)"));
+  const net::Credentials& them = (*lifeline)->peer();
+  if (absl::Status good = net::CheckCredentials(them, host_.pid, "cuda_ipc"); !good.ok()) {
+    return good;
   }
   owner_ = {.pid = them.pid,
             .start_time = host_.start_time,
@@ -71,9 +63,9 @@ absl::Status DialledLink::MakeLifeline(const Hello& hello) {
   return absl::OkStatus();
 }
 
-EndpointInfo DialledLink::Describe() const { return OneRail(Path()); }
+EndpointInfo CudaIpcDialledEndpoint::Describe() const { return OneRail(Path()); }
 
-std::string DialledLink::Path() const {
+std::string CudaIpcDialledEndpoint::Path() const {
   std::string out = absl::StrCat("process ", host_.pid);
   if (backend_ == nullptr) return out;
   std::set<std::string> paths;
@@ -90,12 +82,12 @@ std::string DialledLink::Path() const {
 // Checks all runs before any byte moves, so an op that breaks the rules has no partial effect.
 // Bounds and rights are enforced on this side, because a GPU reaches all of an allocation that was
 // opened. Collects the devices of the op's local memory on the way.
-absl::Status DialledLink::CheckOp(const Op& op) {
+absl::Status CudaIpcDialledEndpoint::CheckOp(const Op& op) {
   op_devices_.clear();
-  if (op.blocks.runs > kMaxOpRuns || op.rail != 0 || op.transfer == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: op ", op.id, " has ", op.blocks.runs,
-                                                   " runs of at most ", kMaxOpRuns,
-                                                   ", or names no rail or transfer"));
+  if (op.blocks.pieces > kMaxOpPieces || op.rail != 0 || op.transfer == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: op ", op.id, " has ",
+                                                   op.blocks.pieces, " pieces of at most ",
+                                                   kMaxOpPieces, ", or names no rail or transfer"));
   }
   if (op.blocks.bytes > kMaxOpBytes) {
     return absl::InvalidArgumentError(
@@ -120,7 +112,7 @@ absl::Status DialledLink::CheckOp(const Op& op) {
   return absl::OkStatus();
 }
 
-absl::Status DialledLink::CheckRun(const Run& run) const {
+absl::Status CudaIpcDialledEndpoint::CheckRun(const Run& run) const {
   const auto* const here = static_cast<const CudaIpcRegistration*>(run.registration);
   const auto* const there = static_cast<const CudaIpcRemoteKey*>(run.key);
   if (here == nullptr || there == nullptr || there->endpoint() != this) {
@@ -138,7 +130,7 @@ absl::Status DialledLink::CheckRun(const Run& run) const {
                    static_cast<uint32_t>(there->told().id), " or the local one"));
 }
 
-absl::Status DialledLink::CheckKey(const CudaIpcRemoteKey& key, OpKind kind) const {
+absl::Status CudaIpcDialledEndpoint::CheckKey(const CudaIpcRemoteKey& key, OpKind kind) const {
   const Access wanted = kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
   const RemoteRegion& told = key.told();
   const PeerRegion& region = *key.region();
@@ -155,7 +147,7 @@ absl::Status DialledLink::CheckKey(const CudaIpcRemoteKey& key, OpKind kind) con
   return absl::OkStatus();
 }
 
-bool DialledLink::Post(const Op& op) {
+bool CudaIpcDialledEndpoint::Post(const Op& op) {
   if (!up() || ended_) return false;
   // Counts completions since the last Poll: they wait in the event queue, which must stay bounded.
   if (std::exchange(poll_, backend_->hub().poll_number()) != poll_) at_once_ = 0;
@@ -173,7 +165,7 @@ bool DialledLink::Post(const Op& op) {
   return true;
 }
 
-void DialledLink::OnCopied(const Op& op, const absl::Status& status) {
+void CudaIpcDialledEndpoint::OnCopied(const Op& op, const absl::Status& status) {
   --ops_;
   bytes_ -= op.blocks.bytes;
   Say(EventKind::kCompletion, op.id, status, op.rail);
@@ -181,7 +173,7 @@ void DialledLink::OnCopied(const Op& op, const absl::Status& status) {
     const size_t due = std::erase_if(fencing_, [&](uint64_t transfer) {
       return transfer == op.transfer && backend_->copies().Running(this, transfer) == 0;
     });
-    for (size_t i = 0; i < due; ++i) SayFenced({.transfer = op.transfer});
+    for (size_t i = 0; i < due; ++i) Emit(MakeFenced(this, {.transfer = op.transfer}));
   }
   if (!down() || ops_ > 0) return;
   BeQuiet();
@@ -189,21 +181,21 @@ void DialledLink::OnCopied(const Op& op, const absl::Status& status) {
 }
 
 // A copy that a GPU has begun cannot be taken back. Waiting for it takes some milliseconds at most.
-void DialledLink::Fence(FenceScope scope) {
+void CudaIpcDialledEndpoint::Fence(FenceScope scope) {
   const uint64_t transfer = scope.transfer;
   if (!up() || ended_ || transfer == FenceScope::kEveryTransfer) return;
   backend_->copies().Drop(this, transfer,
                           absl::CancelledError("cuda_ipc: fenced before it was copied"));
   if (backend_->copies().Running(this, transfer) == 0) {
-    SayFenced(scope);
+    Emit(MakeFenced(this, scope));
   } else {
     fencing_.push_back(transfer);
   }
 }
 
-bool DialledLink::IsQuiet() const { return ops_ == 0; }
+bool CudaIpcDialledEndpoint::IsQuiet() const { return ops_ == 0; }
 
-void DialledLink::EndData(const absl::Status& why) {
+void CudaIpcDialledEndpoint::EndData(const absl::Status& why) {
   ended_ = true;
   fencing_.clear();
   if (backend_ == nullptr) return;
@@ -214,7 +206,7 @@ void DialledLink::EndData(const absl::Status& why) {
 // The order is the accepting side's proof: the last copy ends, then kQuiet is sent. If a GPU's
 // context is broken, it is unknown whether copies still run, so kQuiet is not sent and the
 // accepting side waits for the end of this process.
-void DialledLink::BeQuiet() {
+void CudaIpcDialledEndpoint::BeQuiet() {
   ReleaseAll();
   if (lifeline_ == nullptr) return;
   if (!backend_->copies().broken()) {
@@ -224,7 +216,7 @@ void DialledLink::BeQuiet() {
 }
 
 // The backend has waited for running copies.
-void DialledLink::OnDetached() {
+void CudaIpcDialledEndpoint::OnDetached() {
   BeQuiet();
   backend_ = nullptr;
 }

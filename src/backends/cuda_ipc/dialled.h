@@ -1,10 +1,10 @@
-// The connecting side of a cuda_ipc link. It opens the peer's memory and executes every op on this
-// process's GPUs.
+// The connecting side of a cuda_ipc endpoint. It opens the peer's memory and executes every op on
+// this process's GPUs.
 //
-// How it comes up: the peer's hello names the link; this side connects the lifeline and sends that
-// name on it; the peer checks which process it is; then the link is up. How it ends: no further
-// copy begins. Once the copies under way are over, all memory of the peer is released (and closed
-// soon). Then kQuiet is sent, which is the peer's proof, and then kDown is reported.
+// How it comes up: the peer's hello names the endpoint; this side connects the lifeline and sends
+// that name on it; the peer checks which process it is; then the endpoint is up. How it ends: no
+// further copy begins. Once the copies under way are over, all memory of the peer is released (and
+// closed soon). Then kQuiet is sent, which is the peer's proof, and then kDown is reported.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -20,16 +20,16 @@
 #include <vector>
 
 #include "src/backends/cuda_ipc/copy_queue.h"
-#include "src/backends/cuda_ipc/link.h"
+#include "src/backends/cuda_ipc/endpoint.h"
 #include "src/backends/cuda_ipc/peer_region.h"
 
 namespace kvxfer::cuda_ipc {
 
-class DialledLink final : public Link, private CopyUser {
+class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
  public:
-  DialledLink(CudaIpcBackend* backend, net::PeerAddress control, MetadataAddress peer,
-              const HostIdentity& host);
-  ~DialledLink() override;
+  CudaIpcDialledEndpoint(CudaIpcBackend* backend, net::PeerAddress control, MetadataAddress peer,
+                         const HostIdentity& host);
+  ~CudaIpcDialledEndpoint() override;
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
@@ -42,7 +42,7 @@ class DialledLink final : public Link, private CopyUser {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // --- Link ---
+  // --- CudaIpcEndpoint ---
   void SayHello() override {}
   void StopData() override;
 

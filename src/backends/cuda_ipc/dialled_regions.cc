@@ -1,5 +1,5 @@
-// DialledLink: what it knows about the peer's regions. It asks for them, opens them and forgets
-// them.
+// CudaIpcDialledEndpoint: what it knows about the peer's regions. It asks for them, opens them and
+// forgets them.
 //
 // A key in metadata names a region but opens nothing. The handles are asked for on the lifeline
 // when the agent first imports the region, and are sent once this side is authorised there.
@@ -17,12 +17,12 @@ namespace kvxfer::cuda_ipc {
 namespace {
 
 // The most asks without an answer. All of them, and kQuiet, fit into the socket.
-constexpr size_t kMaxAsked = AcceptedLink::kMaxAsks / 2;
+constexpr size_t kMaxAsked = CudaIpcAcceptedEndpoint::kMaxAsks / 2;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegion& region,
-                                                               std::string_view key) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> CudaIpcDialledEndpoint::Import(
+    const RemoteRegion& region, std::string_view key) {
   if (region.kind != MemoryKind::kCuda) {
     return absl::FailedPreconditionError("cuda_ipc: only GPU memory can be reached");
   }
@@ -68,8 +68,8 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
 }
 
 // Makes the agent's key. Unavailable: not yet.
-absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::MakeKey(const RemoteRegion& told,
-                                                                Wanted& wanted) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> CudaIpcDialledEndpoint::MakeKey(const RemoteRegion& told,
+                                                                           Wanted& wanted) {
   if (!wanted.failed.ok()) return ForGood(wanted.failed);
   const std::shared_ptr<PeerRegion>& region = wanted.coming;
   if (region->base() != told.base || region->bytes() != told.bytes) {
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::MakeKey(const RemoteRegi
   return std::make_unique<CudaIpcRemoteKey>(this, told, std::move(wanted.coming));
 }
 
-void DialledLink::AskNext() {
+void CudaIpcDialledEndpoint::AskNext() {
   while (asked_ < kMaxAsked && !to_ask_.empty()) {
     const uint64_t region = to_ask_.front();
     to_ask_.pop_front();
@@ -96,7 +96,7 @@ void DialledLink::AskNext() {
   }
 }
 
-absl::Status DialledLink::OnPacket(Lifeline::Packet& packet) {
+absl::Status CudaIpcDialledEndpoint::OnPacket(Lifeline::Packet& packet) {
   if (down() || ended_) return absl::OkStatus();
   if (packet.type == PacketType::kRegion) {
     if (const auto region = wire::TryDecode<RegionPacket>(packet.body)) return OnRegion(*region);
@@ -115,7 +115,7 @@ absl::Status DialledLink::OnPacket(Lifeline::Packet& packet) {
   return absl::InvalidArgumentError("the peer sent a cuda_ipc packet that has no place here");
 }
 
-void DialledLink::Answered(Wanted& wanted, absl::Status failed) {
+void CudaIpcDialledEndpoint::Answered(Wanted& wanted, absl::Status failed) {
   wanted.answered = true;
   wanted.failed = std::move(failed);
   if (!wanted.failed.ok()) wanted.coming.reset();
@@ -123,7 +123,7 @@ void DialledLink::Answered(Wanted& wanted, absl::Status failed) {
   AskNext();
 }
 
-absl::Status DialledLink::OnRegion(const RegionPacket& packet) {
+absl::Status CudaIpcDialledEndpoint::OnRegion(const RegionPacket& packet) {
   const auto it = wanted_.find(packet.region);
   if (it == wanted_.end() || it->second.answered || it->second.coming != nullptr) {
     return absl::InvalidArgumentError("the peer described a region that was not asked for");
@@ -138,7 +138,7 @@ absl::Status DialledLink::OnRegion(const RegionPacket& packet) {
 }
 
 // A part that cannot be opened makes its region fail. The remaining parts are received and dropped.
-absl::Status DialledLink::OnPart(const PartPacket& packet, net::Fd file) {
+absl::Status CudaIpcDialledEndpoint::OnPart(const PartPacket& packet, net::Fd file) {
   const auto it = wanted_.find(packet.region);
   if (it == wanted_.end() || it->second.answered || it->second.coming == nullptr) {
     return absl::InvalidArgumentError("the peer described memory that was not asked for");
@@ -159,7 +159,7 @@ absl::Status DialledLink::OnPart(const PartPacket& packet, net::Fd file) {
   return absl::OkStatus();
 }
 
-absl::Status DialledLink::OnRefused(const RefusedPacket& packet) {
+absl::Status CudaIpcDialledEndpoint::OnRefused(const RefusedPacket& packet) {
   const auto it = wanted_.find(packet.region);
   if (it == wanted_.end() || it->second.answered) {
     return absl::InvalidArgumentError("the peer refused a region that was not asked for");
@@ -173,14 +173,14 @@ absl::Status DialledLink::OnRefused(const RefusedPacket& packet) {
 }
 
 // If an answer is still in progress, it ends with kRefused.
-void DialledLink::OnForget(uint64_t region) {
+void CudaIpcDialledEndpoint::OnForget(uint64_t region) {
   const auto it = wanted_.find(region);
   if (it == wanted_.end() || !it->second.answered) return;
   if (const auto known = it->second.known.lock()) known->SetGone();
   wanted_.erase(it);
 }
 
-void DialledLink::ReleaseAll() {
+void CudaIpcDialledEndpoint::ReleaseAll() {
   for (auto& [number, wanted] : wanted_) {
     if (const auto known = wanted.known.lock()) known->Release();
   }

@@ -1,4 +1,4 @@
-// The lifeline of a link: a SOCK_SEQPACKET socket between its two processes. It carries memory
+// The lifeline of an endpoint: a SOCK_SEQPACKET socket between its two processes. It carries memory
 // handles, including descriptors, and it shows the end of a connection. A socket inside one kernel
 // is lost only with a process, never with a network, and the kernel reports through its credentials
 // which process is at the other end.
@@ -21,15 +21,9 @@
 #include "absl/status/statusor.h"
 #include "src/backends/cuda_ipc/wire.h"
 #include "src/transport/sockets/reactor.h"
-#include "src/transport/sockets/socket.h"
+#include "src/transport/unix_socket.h"
 
 namespace kvxfer::cuda_ipc {
-
-// The process at the other end, according to the kernel.
-struct Credentials {
-  uint32_t pid = 0;  // 0: it is in a pid namespace that is not visible here
-  uint32_t uid = 0;
-};
 
 class Lifeline final : public net::Watcher {
  public:
@@ -49,7 +43,7 @@ class Lifeline final : public net::Watcher {
   // Sends nothing; the other side sees the end.
   ~Lifeline() override;
 
-  const Credentials& peer() const { return peer_; }
+  const net::Credentials& peer() const { return peer_; }
 
   // Queues the packet if the socket has no space; the caller limits how many.
   void Send(PacketType type, std::string_view body, net::Fd file = {});
@@ -76,7 +70,7 @@ class Lifeline final : public net::Watcher {
   net::Reactor* const reactor_;
   net::Fd socket_;
   const pid_t process_;  // that created it
-  Credentials peer_;
+  net::Credentials peer_;
   std::deque<Queued> queue_;
   bool watched_ = false;
   bool readable_ = true;
@@ -84,9 +78,6 @@ class Lifeline final : public net::Watcher {
   bool ended_ = false;
   alignas(8) std::array<char, kMaxPacketBytes> buffer_;
 };
-
-// A socket for lifelines. ResourceExhausted: no descriptors left.
-absl::StatusOr<net::Fd> NewSocket();
 
 }  // namespace kvxfer::cuda_ipc
 

@@ -1,28 +1,25 @@
 // Where lifelines arrive: an abstract socket, and the lifelines that have not sent kDial yet.
 //
-// The kernel reports the peer's user, and a connection from another user ends here. A lifeline that
-// sends nothing is closed when too many others arrive.
+// A lifeline that sends nothing is closed when too many others arrive.
 //
 // Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_CUDA_IPC_LIFELINE_LISTENER_H_
 #define KVXFER_BACKENDS_CUDA_IPC_LIFELINE_LISTENER_H_
 
-#include <cstdint>
 #include <list>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "src/backends/cuda_ipc/lifeline.h"
 #include "src/core/base/clock.h"
-#include "src/transport/sockets/reactor.h"
+#include "src/transport/unix_listener.h"
 
 namespace kvxfer::cuda_ipc {
 
-class LifelineListener final : public net::Watcher {
+class LifelineListener final : private net::UnixListener::Owner {
  public:
   class Owner {
    public:
@@ -34,35 +31,30 @@ class LifelineListener final : public net::Watcher {
   explicit LifelineListener(Owner* owner) : owner_(owner) {}
   ~LifelineListener() override { Close(); }
 
-  absl::Status Open(net::Reactor* reactor, const Incarnation& incarnation);
+  absl::Status Open(net::Reactor* reactor, const Incarnation& incarnation) {
+    reactor_ = reactor;
+    return listener_.Open(reactor, incarnation);
+  }
   void Close();
   // The socket's name, for the metadata.
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return listener_.name(); }
 
   // Accepts connections and reads their first packets; a bounded amount.
   void Work();
   bool HasWork() const;
-  std::optional<Time> deadline() const { return paused_until_; }
-  void OnDeadline(Time now);
-  void OnReady(uint32_t /*events*/) override { acceptable_ = !paused_until_; }
+  std::optional<Time> deadline() const { return listener_.deadline(); }
 
  private:
   static constexpr size_t kMaxWaiting = 64;
-  static constexpr size_t kMaxRefusedUsers = 16;
 
-  void Accept();
-  void Refuse(const Credentials& peer);
+  void OnAccepted(net::Fd socket, const net::Credentials& peer) override;
   // False: the lifeline was taken, or must be closed.
   bool Hear(std::unique_ptr<Lifeline>& lifeline);
 
   Owner* const owner_;
   net::Reactor* reactor_ = nullptr;
-  std::string name_;
-  net::Fd listener_;
-  bool acceptable_ = false;
-  std::optional<Time> paused_until_;              // set while there are no descriptors
   std::list<std::unique_ptr<Lifeline>> waiting_;  // oldest first
-  std::vector<uint32_t> refused_users_;           // users whose attempts were logged
+  net::UnixListener listener_{"cuda_ipc", this};
 };
 
 }  // namespace kvxfer::cuda_ipc

@@ -1,5 +1,5 @@
 // Peers' allocations, opened for copies from here. An allocation is opened once in this backend,
-// however many regions and links use it, and is closed soon after its last user is gone
+// however many regions and endpoints use it, and is closed soon after its last user is gone
 // (src/cuda/closer.h).
 //
 // shared_ptr, because the regions that lie in an allocation and the copies under way share it, and

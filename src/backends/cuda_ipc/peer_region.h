@@ -1,5 +1,5 @@
-// A peer's region as one link knows it: the addresses of its allocations for the kernels of each
-// local device.
+// A peer's region as one endpoint knows it: the addresses of its allocations for the kernels of
+// each local device.
 //
 // shared_ptr, because the agent's keys (there may be several) and the copies under way share it;
 // the last one releases the allocations.

@@ -7,13 +7,12 @@
 #include "absl/strings/str_split.h"
 #include "src/core/base/strings.h"
 #include "src/core/protocol/codec.h"
+#include "src/transport/unix_socket.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {
 
 constexpr char kForm[] = "1";
-// The longest abstract name that fits sockaddr_un after its leading zero byte.
-constexpr size_t kMaxListenerName = 106;
 constexpr uint8_t kFirst = 1;  // kind on the wire
 
 }  // namespace
@@ -26,7 +25,7 @@ absl::StatusOr<MetadataAddress> DecodeMetadataAddress(std::string_view text) {
   const std::vector<absl::string_view> parts = absl::StrSplit(ToAbsl(text), '|');
   MetadataAddress out;
   if (parts.size() != 4 || parts[0] != kForm || !absl::SimpleAtoi(parts[1], &out.ipc_namespace) ||
-      parts[2].empty() || parts[2].size() > kMaxListenerName) {
+      parts[2].empty() || parts[2].size() > net::kMaxUnixName) {
     return absl::InvalidArgumentError(
         "cuda_ipc: the peer's address is not one of this version; both sides need the same kvxfer");
   }
@@ -57,25 +56,10 @@ absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there)
                                                there.hostname, ", and this one on ", here.hostname,
                                                "; cuda_ipc stays on one host"));
   }
-  const auto refuse = [&there](std::string_view why) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cuda_ipc cannot reach process ", there.pid, ", ", ToAbsl(why)));
-  };
-  if (here.uid != there.uid) {
-    return refuse(absl::StrCat("which runs as uid ", there.uid, " and this process as uid ",
-                               here.uid, "; it joins processes of one user only"));
-  }
-  if (here.net_namespace != there.net_namespace) {
-    return refuse(
-        "which is in another network namespace (run both containers with one, e.g. "
-        "--network=host)");
-  }
-  if (here.pid_namespace != there.pid_namespace) {
-    return refuse(
-        "which is in another pid namespace, so that its end could not be told (run both containers "
-        "with one, e.g. --pid=host)");
-  }
-  return absl::OkStatus();
+  const std::string why = net::WhyNotJoined(here, there, "cuda_ipc");
+  if (why.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cuda_ipc cannot reach process ", there.pid, ": ", why));
 }
 
 template <typename Io>

@@ -1,10 +1,10 @@
 // What two cuda_ipc backends send each other, and what metadata contains about one.
 //
 // On the control stream (kFrame):
-//   accepting → connecting   Hello: the word that identifies the lifeline of this link
+//   accepting → connecting   Hello: the word that identifies the lifeline of this endpoint
 //   accepting → connecting   Joined: the lifeline has arrived and its process was accepted
 // On the lifeline (lifeline.h), one packet each:
-//   connecting → accepting   kDial: this is the lifeline of that link
+//   connecting → accepting   kDial: this is the lifeline of that endpoint
 //   connecting → accepting   kAsk: asks for the handles of a region
 //   accepting → connecting   kRegion, then a kPart for each allocation, in order; or kRefused
 //   accepting → connecting   kForget: a region was deregistered
@@ -39,7 +39,7 @@ namespace kvxfer::cuda_ipc {
 
 inline constexpr uint32_t kWireVersion = 1;
 
-// A random word that identifies one link.
+// A random word that identifies one endpoint.
 using Word = std::array<uint8_t, 16>;
 
 // --- metadata ---

@@ -19,7 +19,7 @@ void RailFaults::Start(uint32_t rails, bool connecting, Time now) {
   if (!enabled()) return;
   rails_.resize(rails);
   if (!connecting) return;
-  for (Rail& rail : rails_) {
+  for (FaultyRail& rail : rails_) {
     if (!random_->Chance(kBeginsDown)) continue;
     rail.state = State::kReopening;
     rail.up_at = DrawUpTime(now);
@@ -41,7 +41,7 @@ void RailFaults::OnForwarded(uint64_t op, uint32_t rail) {
 bool RailFaults::OnCompleted(uint64_t op) {
   const auto it = inner_ops_.find(op);
   if (it == inner_ops_.end()) return false;
-  Rail& rail = rails_[it->second];
+  FaultyRail& rail = rails_[it->second];
   inner_ops_.erase(it);
   --rail.inner_ops;
   return rail.state == State::kEnding && random_->Chance(kCompletionLost);
@@ -73,7 +73,7 @@ std::optional<uint32_t> RailFaults::TakeUp(Time now) {
 
 std::optional<Time> RailFaults::NextDue() const {
   std::optional<Time> due;
-  for (const Rail& rail : rails_) {
+  for (const FaultyRail& rail : rails_) {
     if (rail.state == State::kEnding && rail.inner_ops == 0) return Time{};
     if (rail.state == State::kReopening) due = due ? std::min(*due, rail.up_at) : rail.up_at;
   }

@@ -55,7 +55,7 @@ class RailFaults {
 
  private:
   enum class State : uint8_t { kUp, kEnding, kDown, kReopening };
-  struct Rail {
+  struct FaultyRail {
     State state = State::kUp;
     uint32_t inner_ops = 0;
     uint32_t fences = 0;
@@ -66,7 +66,7 @@ class RailFaults {
 
   const FaultOptions& options_;
   Random* const random_;
-  std::vector<Rail> rails_;
+  std::vector<FaultyRail> rails_;
   std::unordered_map<uint64_t, uint32_t> inner_ops_;  // op → rail
 };
 

@@ -1,4 +1,4 @@
-// AcceptedLink: the peer's frames, received immediates, and fences.
+// LibfabricAcceptedEndpoint: the peer's frames, received immediates, and fences.
 
 #include "src/backends/libfabric/accepted.h"
 
@@ -12,55 +12,46 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer::libfabric {
-namespace {
+LibfabricAcceptedEndpoint::LibfabricAcceptedEndpoint(LibfabricBackend* backend, net::Fd control,
+                                                     std::string from)
+    : LibfabricEndpoint(backend, std::move(control), std::move(from)),
+      rails_(backend->domains().size()) {}
 
-// An initiator that does not confirm within this time that a fenced transfer is quiet loses its
-// rails.
-constexpr Duration kPatience = std::chrono::seconds(3);
-
-}  // namespace
-
-AcceptedLink::AcceptedLink(LibfabricBackend* backend, net::Fd control, std::string from)
-    : Link(backend, std::move(control), std::move(from)), rails_(backend->domains().size()) {}
-
-void AcceptedLink::SayHello() {
+void LibfabricAcceptedEndpoint::SayHello() {
   Tell(Hello{.domains = static_cast<uint8_t>(backend_->domains().size())});
 }
 
-EndpointInfo AcceptedLink::Describe() const {
+EndpointInfo LibfabricAcceptedEndpoint::Describe() const {
   EndpointInfo out{.path = Name(), .rails = std::vector<RailInfo>(rails_.size())};
-  for (const Rail& rail : rails_) {
+  for (const AcceptedRail& rail : rails_) {
     if (rail.end != nullptr) absl::StrAppend(&out.path, ", ", rail.end->domain().Name());
   }
   return out;
 }
 
-void AcceptedLink::Authorize() {
+void LibfabricAcceptedEndpoint::Authorize() {
   // No endpoint exists before this, so the peer cannot write or read anything unauthorised.
   if (std::exchange(authorized_, true) || !up()) return;
-  for (Rail& rail : rails_) {
+  for (AcceptedRail& rail : rails_) {
     if (rail.offered) Make(*std::exchange(rail.offered, std::nullopt));
   }
 }
 
-bool AcceptedLink::Post(const Op& op) {
+bool LibfabricAcceptedEndpoint::Post(const Op& op) {
   if (!up()) return false;
-  Say(EventKind::kCompletion, op.id,
-      absl::FailedPreconditionError(
-          "libfabric: ops are posted on the endpoint that connected; connect to the peer"),
-      op.rail);
+  Emit(MakeRefused(this, op, "libfabric"));
   return true;
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& region,
-                                                                std::string_view key) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> LibfabricAcceptedEndpoint::Import(
+    const RemoteRegion& region, std::string_view key) {
   absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> decoded =
       LibfabricRemoteKey::Decode(region, key);
   if (!decoded.ok()) return decoded.status();
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status AcceptedLink::OnDecoded(const Frame& frame) {
+absl::Status LibfabricAcceptedEndpoint::OnDecoded(const Frame& frame) {
   if (const auto* offer = std::get_if<Offer>(&frame)) return OnOffer(*offer);
   if (const auto* quiet = std::get_if<Quiet>(&frame)) {
     if (quiet_.size() == FenceBook::kMaxEarly) {
@@ -82,13 +73,13 @@ absl::Status AcceptedLink::OnDecoded(const Frame& frame) {
   }
   // The rail that the frame is about; null: there is none, it is closed, or the frame is about an
   // earlier life.
-  const auto rail_of = [&](const auto* of) -> Rail* {
+  const auto rail_of = [&](const auto* of) -> AcceptedRail* {
     if (of == nullptr || of->rail >= rails_.size()) return nullptr;
-    Rail& rail = rails_[of->rail];
+    AcceptedRail& rail = rails_[of->rail];
     return rail.life == of->life && rail.end != nullptr ? &rail : nullptr;
   };
   if (const auto* count = std::get_if<Count>(&frame)) {
-    if (Rail* const rail = rail_of(count)) rail->due = count->count;
+    if (AcceptedRail* const rail = rail_of(count)) rail->due = count->count;
     return absl::OkStatus();
   }
   if (const auto* immediate = std::get_if<Immediate>(&frame)) {
@@ -104,7 +95,7 @@ absl::Status AcceptedLink::OnDecoded(const Frame& frame) {
   return absl::InvalidArgumentError("the peer sent a libfabric frame that has no place here");
 }
 
-absl::Status AcceptedLink::OnOffer(const Offer& offer) {
+absl::Status LibfabricAcceptedEndpoint::OnOffer(const Offer& offer) {
   if (offer.rail >= rails_.size() || offer.life <= rails_[offer.rail].life) {
     return absl::InvalidArgumentError(
         "the peer offered an endpoint of no rail, or of an earlier life");
@@ -120,12 +111,12 @@ absl::Status AcceptedLink::OnOffer(const Offer& offer) {
   return absl::OkStatus();
 }
 
-void AcceptedLink::Make(const Offer& offer) {
+void LibfabricAcceptedEndpoint::Make(const Offer& offer) {
   // The peer has given up the earlier life.
   Kill(offer.rail);
-  Rail& rail = rails_[offer.rail];
+  AcceptedRail& rail = rails_[offer.rail];
   rail.life = offer.life;
-  rail.got = rail.immediate = rail.due = kFirstCount;
+  rail.got = rail.reported = rail.due = kFirstCount;
   rail.probed = false;
   Answer answer{.rail = offer.rail, .life = offer.life};
   if (const absl::Status status = TryMake(offer); status.ok()) {
@@ -140,39 +131,39 @@ void AcceptedLink::Make(const Offer& offer) {
   Tell(answer);
 }
 
-absl::Status AcceptedLink::TryMake(const Offer& offer) {
+absl::Status LibfabricAcceptedEndpoint::TryMake(const Offer& offer) {
   absl::StatusOr<std::unique_ptr<End>> end = End::Open(backend_->domains()[offer.rail].get());
   if (!end.ok()) return end.status();
   rails_[offer.rail].end = *std::move(end);
   return rails_[offer.rail].end->SetPeer(offer.address);
 }
 
-void AcceptedLink::Kill(uint32_t index) {
+void LibfabricAcceptedEndpoint::Kill(uint32_t index) {
   if (rails_[index].end == nullptr) return;
   // Immediates of writes that are complete must not be lost with the queue.
   LookAt(index, kEverything).IgnoreError();
   rails_[index].end.reset();
 }
 
-void AcceptedLink::Lose(uint32_t index, const absl::Status& why) {
+void LibfabricAcceptedEndpoint::Lose(uint32_t index, const absl::Status& why) {
   if (rails_[index].end == nullptr) return;
   Kill(index);
   Tell(net::LostRail(index, rails_[index].life, ToStd(why.message())));
 }
 
-void AcceptedLink::PollData() {
+void LibfabricAcceptedEndpoint::PollData() {
   Look(kPollBatch);
   AnswerQuiet();
 }
 
-void AcceptedLink::Look(size_t most) {
+void LibfabricAcceptedEndpoint::Look(size_t most) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (absl::Status status = LookAt(i, most); !status.ok()) Lose(i, status);
   }
 }
 
-absl::Status AcceptedLink::LookAt(uint32_t index, size_t most) {
-  Rail& rail = rails_[index];
+absl::Status LibfabricAcceptedEndpoint::LookAt(uint32_t index, size_t most) {
+  AcceptedRail& rail = rails_[index];
   if (rail.end == nullptr) return absl::OkStatus();
   std::vector<Done> done;
   absl::Status status = rail.end->Poll(most, done);
@@ -188,97 +179,87 @@ absl::Status AcceptedLink::LookAt(uint32_t index, size_t most) {
   }
   // Reports at once when everything announced has arrived, because the peer may be waiting for
   // that, and else every kHeardEvery.
-  const bool all = rail.got == rail.due && rail.got != rail.immediate;
-  if (all || rail.got - rail.immediate >= kHeardEvery) {
-    rail.immediate = rail.got;
+  const bool all = rail.got == rail.due && rail.got != rail.reported;
+  if (all || rail.got - rail.reported >= kHeardEvery) {
+    rail.reported = rail.got;
     Tell(Count{.rail = static_cast<uint8_t>(index), .life = rail.life, .count = rail.got});
   }
   return status;
 }
 
-void AcceptedLink::OnImmediate(uint32_t index, uint32_t immediate) {
+void LibfabricAcceptedEndpoint::OnImmediate(uint32_t index, uint32_t immediate) {
   // Marks GPU memory for a flush, which comes before the agent sees the event, see
   // LibfabricBackend::Poll.
   backend_->arrival_flusher().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = index, .immediate = immediate});
 }
 
-bool AcceptedLink::missing() const {
-  return std::ranges::any_of(rails_, [](const Rail& rail) {
+bool LibfabricAcceptedEndpoint::missing() const {
+  return std::ranges::any_of(rails_, [](const AcceptedRail& rail) {
     return rail.end != nullptr && static_cast<int32_t>(rail.due - rail.got) > 0;
   });
 }
 
 // Also true while the peer is idle: a write may complete at its initiator before its immediate is
 // in the queue here.
-bool AcceptedLink::busy() const { return up() && (busy_ || missing()); }
+bool LibfabricAcceptedEndpoint::busy() const { return up() && (busy_ || missing()); }
 
-bool AcceptedLink::unread() const {
+bool LibfabricAcceptedEndpoint::unread() const {
   return std::ranges::any_of(
-      rails_, [](const Rail& rail) { return rail.end != nullptr && rail.end->unread(); });
+      rails_, [](const AcceptedRail& rail) { return rail.end != nullptr && rail.end->unread(); });
 }
 
-void AcceptedLink::Fence(FenceScope scope) {
+void LibfabricAcceptedEndpoint::Fence(FenceScope scope) {
   if (!up()) return;
   if (scope.rail != FenceScope::kEveryRail) return FenceRail(scope.rail);
   if (scope.transfer != FenceScope::kEveryTransfer) FenceTransfer(scope.transfer);
 }
 
-void AcceptedLink::FenceTransfer(uint64_t transfer) {
-  asked_.try_emplace(transfer, Now() + kPatience);
-  AnswerFences(transfer, fences_.Ask(transfer));
+void LibfabricAcceptedEndpoint::FenceTransfer(uint64_t transfer) {
+  AnswerFences(transfer, fences_.Ask(transfer, Now()));
   backend_->hub().TimersChanged();
 }
 
-void AcceptedLink::FenceRail(uint32_t rail) {
+void LibfabricAcceptedEndpoint::FenceRail(uint32_t rail) {
   if (rail >= rails_.size()) return;
   Kill(rail);
-  Say(EventKind::kFenced, FenceScope::kEveryTransfer, {}, rail);
+  Emit(MakeFenced(this, {.rail = rail}));
   AnswerQuiet();
 }
 
 // The initiator has seen every op of the transfer complete, and a write completes once its bytes
 // are visible here. Ops that failed took their rails with them. Of the others all immediates have
-// to arrive first; the initiator sends no later ones ahead of them (DialledLink::Rail::barrier).
-void AcceptedLink::AnswerQuiet() {
+// to arrive first; the initiator sends no later ones ahead of them
+// (LibfabricDialledEndpoint::DialledRail::held_until).
+void LibfabricAcceptedEndpoint::AnswerQuiet() {
   if (quiet_.empty() || missing()) return;
   for (const uint64_t transfer : std::exchange(quiet_, {})) {
-    AnswerFences(transfer, fences_.OnMarker(transfer, 0));
+    AnswerFences(transfer, fences_.OnQuiet(transfer));
   }
 }
 
-void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
-  if (count == 0) return;
-  asked_.erase(transfer);
+void LibfabricAcceptedEndpoint::AnswerFences(uint64_t transfer, uint32_t count) {
   for (; count > 0; --count) {
-    Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
+    Emit(MakeFenced(this, {.transfer = transfer}));
   }
 }
 
-std::optional<Time> AcceptedLink::DataDeadline() const {
-  std::optional<Time> next;
-  for (const auto& [transfer, patience] : asked_) next = Earlier(next, patience);
-  return next;
-}
-
-void AcceptedLink::OnDataDeadline(Time now) {
-  if (std::ranges::none_of(asked_, [now](const auto& fence) { return fence.second <= now; })) {
-    return;
-  }
+void LibfabricAcceptedEndpoint::OnDataDeadline(Time now) {
+  if (!fences_.late(now)) return;
   const absl::Status why = absl::DeadlineExceededError(
       "a transfer had to be stopped, and its initiator did not say that it was");
   // Closing the rails stops everything that the peer has in flight.
   for (uint32_t i = 0; i < rails_.size(); ++i) Lose(i, why);
   AnswerQuiet();
   // Without endpoints the transfers that are not late are quiet too.
-  for (const auto& [transfer, patience] : std::exchange(asked_, {})) {
-    AnswerFences(transfer, fences_.OnMarker(transfer, 0));
+  for (const uint64_t transfer : fences_.unanswered()) {
+    AnswerFences(transfer, fences_.OnQuiet(transfer));
   }
 }
 
-void AcceptedLink::EndData(const absl::Status&) {
-  for (Rail& rail : rails_) rail.end.reset();
-  asked_.clear();
+void LibfabricAcceptedEndpoint::EndData(const absl::Status&) {
+  for (AcceptedRail& rail : rails_) rail.end.reset();
+  fences_.Clear();
   quiet_.clear();
 }
 

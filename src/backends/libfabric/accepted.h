@@ -1,5 +1,5 @@
-// The accepting side of a link: opens the other ends of rails, reports received immediates, and
-// makes transfers and rails quiet.
+// The accepting side of an endpoint: opens the other ends of rails, reports received immediates,
+// and makes transfers and rails quiet.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -7,21 +7,20 @@
 #define KVXFER_BACKENDS_LIBFABRIC_ACCEPTED_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "src/backends/libfabric/end.h"
-#include "src/backends/libfabric/link.h"
-#include "src/transport/fence_book.h"
+#include "src/backends/libfabric/endpoint.h"
+#include "src/transport/fence_waits.h"
 
 namespace kvxfer::libfabric {
 
-class AcceptedLink final : public Link {
+class LibfabricAcceptedEndpoint final : public LibfabricEndpoint {
  public:
-  AcceptedLink(LibfabricBackend* backend, net::Fd control, std::string from);
+  LibfabricAcceptedEndpoint(LibfabricBackend* backend, net::Fd control, std::string from);
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
@@ -31,7 +30,7 @@ class AcceptedLink final : public Link {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // --- Link ---
+  // --- LibfabricEndpoint ---
   void SayHello() override;
   bool busy() const override;
   void PollData() override;
@@ -41,7 +40,7 @@ class AcceptedLink final : public Link {
   static constexpr size_t kPollBatch = 64;
   static constexpr size_t kEverything = 1 << 20;
 
-  struct Rail {
+  struct AcceptedRail {
     std::optional<Offer> offered{};  // before Authorize: what the peer offered
     uint32_t life = 0;
     std::unique_ptr<End> end{};
@@ -51,7 +50,7 @@ class AcceptedLink final : public Link {
     // Immediates of this life: read from the completion queue; of these, reported to the peer;
     // announced by the peer as sent.
     uint32_t got = kFirstCount;
-    uint32_t immediate = kFirstCount;
+    uint32_t reported = kFirstCount;
     uint32_t due = kFirstCount;
   };
 
@@ -75,7 +74,7 @@ class AcceptedLink final : public Link {
   // Sends kFenced for the transfers in quiet_, unless an announced immediate is missing.
   void AnswerQuiet();
   void AnswerFences(uint64_t transfer, uint32_t count);
-  std::optional<Time> DataDeadline() const override;
+  std::optional<Time> DataDeadline() const override { return fences_.deadline(); }
   void OnDataDeadline(Time now) override;
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override { return true; }
@@ -83,11 +82,10 @@ class AcceptedLink final : public Link {
   bool authorized_ = false;
   bool busy_ = false;  // the peer sent Busy, and no Idle since
   // One for each domain here; the peer may offer fewer.
-  std::vector<Rail> rails_;
+  std::vector<AcceptedRail> rails_;
   // Transfers of which nothing more is written, to be answered once no immediate is missing.
   std::vector<uint64_t> quiet_;
-  FenceBook fences_{1};
-  std::map<uint64_t, Time> asked_;  // fences without an answer, and the deadline of each
+  ConfirmedFences fences_;  // an initiator that is late loses its rails
 };
 
 }  // namespace kvxfer::libfabric

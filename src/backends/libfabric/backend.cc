@@ -26,7 +26,9 @@ absl::StatusOr<std::string> ListenHost(const AgentOptions& agent, const Libfabri
   return at->front().IsWildcard() ? std::string() : at->front().Host();
 }
 
-const Link& LinkOf(const net::ControlLink* link) { return static_cast<const Link&>(*link); }
+const LibfabricEndpoint& EndpointOf(const net::ControlLink* endpoint) {
+  return static_cast<const LibfabricEndpoint&>(*endpoint);
+}
 
 }  // namespace
 
@@ -39,8 +41,7 @@ LibfabricBackend::LibfabricBackend(const BackendContext& context)
             .connect_timeout = options_.connect_timeout},
            this) {}
 
-absl::StatusOr<std::unique_ptr<LibfabricBackend>> LibfabricBackend::Create(
-    const BackendContext& context) {
+absl::StatusOr<std::unique_ptr<Backend>> LibfabricBackend::Create(const BackendContext& context) {
   const auto options = ReadOptions<LibfabricOptions>("libfabric", context.options);
   if (!options.ok()) return options.status();
   std::unique_ptr<LibfabricBackend> backend(new LibfabricBackend(context));
@@ -75,18 +76,19 @@ Capabilities LibfabricBackend::Limits() const {
                        .rails_fail_alone = true,
                        .needs_remote_cpu = true,
                        .max_op_bytes = kMaxOpBytes,
-                       .max_op_runs = kMaxRuns,
+                       .max_op_pieces = kMaxPieces,
                        .max_message_bytes = net::kMaxMessageBytes};
   // The weakest domain decides, because the agent may use any rail for any op.
   for (const auto& domain : domains_) {
     caps.max_op_bytes = std::min(caps.max_op_bytes, domain->info().ep_attr->max_msg_size);
-    caps.max_op_runs = std::min(caps.max_op_runs, domain->max_runs());
+    caps.max_op_pieces = std::min(caps.max_op_pieces, domain->max_pieces());
   }
   return caps;
 }
 
 LibfabricBackend::~LibfabricBackend() {
-  // Closes the links' endpoints, which use the registrations; those go before the domains.
+  // Closes the fabric endpoints of all connections, which use the registrations; those go before
+  // the domains.
   hub_.Close();
   registrations_.Close();
 }
@@ -97,17 +99,16 @@ std::string LibfabricBackend::provider() const {
 
 absl::StatusOr<net::PeerAddress> LibfabricBackend::Find(std::string_view address,
                                                         const HostIdentity& host) const {
-  absl::StatusOr<MetadataAddress> immediate = DecodeMetadataAddress(address);
-  if (!immediate.ok()) return immediate.status();
+  absl::StatusOr<MetadataAddress> known = DecodeMetadataAddress(address);
+  if (!known.ok()) return known.status();
   // Endpoints of different providers cannot reach each other.
-  if (immediate->provider != provider()) {
-    return absl::FailedPreconditionError(absl::StrCat("the peer uses the libfabric provider ",
-                                                      immediate->provider, ", and this side ",
-                                                      provider()));
+  if (known->provider != provider()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the peer uses the libfabric provider ", known->provider, ", and this side ", provider()));
   }
   const absl::Status reach = CheckReach(provider(), host.SameHost(host_));
   if (!reach.ok()) return reach;
-  return net::DecodeReachable(immediate->control, host_, host);
+  return net::DecodeReachable(known->control, host_, host);
 }
 
 absl::Status LibfabricBackend::Reachable(std::string_view address, const HostIdentity& host) const {
@@ -118,13 +119,13 @@ absl::StatusOr<std::unique_ptr<Endpoint>> LibfabricBackend::Connect(std::string_
                                                                     const HostIdentity& host) {
   absl::StatusOr<net::PeerAddress> peer = Find(address, host);
   if (!peer.ok()) return peer.status();
-  auto link = std::make_unique<DialledLink>(this, *std::move(peer));
-  hub_.Dial(link.get());
-  return link;
+  auto endpoint = std::make_unique<LibfabricDialledEndpoint>(this, *std::move(peer));
+  hub_.Dial(endpoint.get());
+  return endpoint;
 }
 
 std::unique_ptr<net::ControlLink> LibfabricBackend::Accept(net::Fd control, std::string from) {
-  return std::make_unique<AcceptedLink>(this, std::move(control), std::move(from));
+  return std::make_unique<LibfabricAcceptedEndpoint>(this, std::move(control), std::move(from));
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
@@ -146,35 +147,37 @@ void LibfabricBackend::OnRead(const Endpoint* endpoint, uint64_t op) {
 // Completion queues are read whatever `input` is: that takes no system call of ours.
 size_t LibfabricBackend::Poll(std::span<Event> out, Input input) {
   if (hub_.Begin(out, input == Input::kAll)) {
-    for (net::ControlLink* link : hub_.links()) {
+    for (net::ControlLink* endpoint : hub_.links()) {
       // Also while nothing is readable: completion queues have no descriptor.
-      if (LinkOf(link).busy() && !hub_.sink().full()) static_cast<Link*>(link)->PollData();
+      if (EndpointOf(endpoint).busy() && !hub_.sink().full()) {
+        static_cast<LibfabricEndpoint*>(endpoint)->PollData();
+      }
     }
     for (const auto& domain : domains_) domain->ReadEvents();
     looked_ = Now();
     hub_.Work();
   }
-  const size_t immediate = hub_.End();
+  const size_t events = hub_.End();
   // A region may have been registered, and written by a peer, since this Poll began.
   registrations_.TakeAdded();
   // Flushes GPU memory before the agent sees the events that say what was written.
-  return arrival_flusher_.Show(out.first(immediate), "libfabric");
+  return arrival_flusher_.Show(out.first(events), "libfabric");
 }
 
 bool LibfabricBackend::Arm() {
   if (hub_.HasWork()) return false;
-  const auto unread = [](const net::ControlLink* link) {
-    return LinkOf(link).busy() && LinkOf(link).unread();
+  const auto unread = [](const net::ControlLink* endpoint) {
+    return EndpointOf(endpoint).busy() && EndpointOf(endpoint).unread();
   };
   if (std::ranges::any_of(hub_.links(), unread)) return false;
   // Rest may queue frames, hence the second look at HasWork.
-  for (net::ControlLink* link : hub_.links()) static_cast<Link*>(link)->Rest();
+  for (net::ControlLink* endpoint : hub_.links()) static_cast<LibfabricEndpoint*>(endpoint)->Rest();
   hub_.SetTimer();
   return !hub_.HasWork();
 }
 
 std::optional<Time> LibfabricBackend::deadline() const {
-  const auto busy = [](const net::ControlLink* link) { return LinkOf(link).busy(); };
+  const auto busy = [](const net::ControlLink* endpoint) { return EndpointOf(endpoint).busy(); };
   if (std::ranges::none_of(hub_.links(), busy)) return std::nullopt;
   // The timer wakes the agent for the next look at the completion queues.
   return looked_ + kLook;
@@ -183,10 +186,7 @@ std::optional<Time> LibfabricBackend::deadline() const {
 }  // namespace libfabric
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeLibfabricBackend(const BackendContext& context) {
-  absl::StatusOr<std::unique_ptr<libfabric::LibfabricBackend>> backend =
-      libfabric::LibfabricBackend::Create(context);
-  if (!backend.ok()) return backend.status();
-  return std::unique_ptr<Backend>(*std::move(backend));
+  return libfabric::LibfabricBackend::Create(context);
 }
 
 }  // namespace kvxfer

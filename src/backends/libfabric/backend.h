@@ -1,8 +1,8 @@
-// The libfabric backend: domains of one provider, and the links to peers.
+// The libfabric backend: domains of one provider, and the endpoints to peers.
 //
 // No provider is relied on to signal when its completion queues have entries. They are polled, at
-// least every kLook, while their link is busy. The connecting side knows when that is, and notifies
-// the other (Busy, Idle).
+// least every kLook, while their endpoint is busy. The connecting side knows when that is, and
+// notifies the other (Busy, Idle).
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
 // Thread-safety: see kvxfer/backend.h. What Register uses is safe on any thread.
@@ -27,11 +27,11 @@ namespace kvxfer::libfabric {
 
 // The limits before those of the provider, see Create.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
-inline constexpr size_t kMaxRuns = 16;
+inline constexpr size_t kMaxPieces = 16;
 
 class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
  public:
-  static absl::StatusOr<std::unique_ptr<LibfabricBackend>> Create(const BackendContext& context);
+  static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~LibfabricBackend() override;
 
   // --- Backend ---
@@ -43,7 +43,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
 
-  // --- for links ---
+  // --- for endpoints ---
   net::LinkHub& hub() { return hub_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Domain>>& domains() const { return domains_; }
@@ -53,7 +53,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   void OnRead(const Endpoint* endpoint, uint64_t op);
 
  private:
-  // How soon the completion queues of busy links are polled again.
+  // How soon the completion queues of busy endpoints are polled again.
   static constexpr Duration kLook = std::chrono::microseconds(50);
 
   explicit LibfabricBackend(const BackendContext& context);

@@ -1,4 +1,4 @@
-// DialledLink: the peer's frames, deadlines, coming up and ending.
+// LibfabricDialledEndpoint: the peer's frames, deadlines, coming up and ending.
 
 #include "src/backends/libfabric/dialled.h"
 
@@ -13,16 +13,16 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// How long the end of a link waits for ops in flight.
+// How long the end of an endpoint waits for ops in flight.
 constexpr Duration kDrain = std::chrono::milliseconds(50);
 
 }  // namespace
 
-DialledLink::~DialledLink() {
+LibfabricDialledEndpoint::~LibfabricDialledEndpoint() {
   if (backend_ != nullptr) backend_->arrival_flusher().Forget(this);
 }
 
-EndpointInfo DialledLink::Describe() const {
+EndpointInfo LibfabricDialledEndpoint::Describe() const {
   EndpointInfo out{.path = Name(), .rails = std::vector<RailInfo>(rails_.size())};
   for (size_t i = 0; i < rails_.size(); ++i) {
     RailInfo& rail = out.rails[i];
@@ -38,8 +38,8 @@ EndpointInfo DialledLink::Describe() const {
   return out;
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegion& region,
-                                                               std::string_view key) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> LibfabricDialledEndpoint::Import(
+    const RemoteRegion& region, std::string_view key) {
   absl::StatusOr<std::unique_ptr<LibfabricRemoteKey>> decoded =
       LibfabricRemoteKey::Decode(region, key);
   if (!decoded.ok()) return decoded.status();
@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status DialledLink::OnDecoded(const Frame& frame) {
+absl::Status LibfabricDialledEndpoint::OnDecoded(const Frame& frame) {
   if (const auto* hello = std::get_if<Hello>(&frame); hello != nullptr && greeting()) {
     return OnHello(*hello);
   }
@@ -66,7 +66,7 @@ absl::Status DialledLink::OnDecoded(const Frame& frame) {
   return absl::InvalidArgumentError("the peer sent a libfabric frame that has no place here");
 }
 
-absl::Status DialledLink::OnHello(const Hello& hello) {
+absl::Status LibfabricDialledEndpoint::OnHello(const Hello& hello) {
   // Rails are the domains that both sides have, by number.
   const size_t count = std::min<size_t>(backend_->domains().size(), hello.domains);
   if (count == 0) return absl::InvalidArgumentError("the peer has no domain");
@@ -76,22 +76,21 @@ absl::Status DialledLink::OnHello(const Hello& hello) {
   return absl::OkStatus();
 }
 
-std::optional<Time> DialledLink::DataDeadline() const {
-  std::optional<Time> next;
-  for (const Rail& rail : rails_) next = Earlier(next, rail.life.deadline());
-  for (const auto& [transfer, stopping] : stopping_) next = Earlier(next, stopping.patience);
+std::optional<Time> LibfabricDialledEndpoint::DataDeadline() const {
+  std::optional<Time> next = stopping_.deadline();
+  for (const DialledRail& rail : rails_) next = Earlier(next, rail.life.deadline());
   return next;
 }
 
-void DialledLink::OnDataDeadline(Time now) {
+void LibfabricDialledEndpoint::OnDataDeadline(Time now) {
   for (uint32_t i = 0; i < rails_.size() && up(); ++i) OnRailDeadline(i, now);
   if (up()) CheckStuckFences(now);
 }
 
 // Closing an endpoint stops what is in flight. Before that ops get a little time to complete,
 // because with some providers a close in the middle of an op breaks the peer's endpoint.
-void DialledLink::EndData(const absl::Status& why) {
-  stopping_.clear();
+void LibfabricDialledEndpoint::EndData(const absl::Status& why) {
+  stopping_.Clear();
   const Time until = Now() + kDrain;
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].end == nullptr) continue;

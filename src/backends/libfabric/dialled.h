@@ -1,9 +1,9 @@
-// The connecting side of a link: offers an endpoint for each rail, probes it, posts ops.
+// The connecting side of an endpoint: offers a fabric endpoint for each rail, probes it, posts ops.
 //
 // A rail that fails is closed at once. After ReopenRail it is opened again (RailLife): it is
-// kOffered until the peer has authorised the link and opened its end, then kProbing until a write
-// has completed and the peer has reported its immediate. A link of which no rail ever came up ends
-// when the last rail's attempt has failed.
+// kOffered until the peer has authorised the endpoint and opened its end, then kProbing until a
+// write has completed and the peer has reported its immediate. An endpoint of which no rail ever
+// came up ends when the last rail's attempt has failed.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -20,15 +20,17 @@
 #include <vector>
 
 #include "src/backends/libfabric/end.h"
-#include "src/backends/libfabric/link.h"
+#include "src/backends/libfabric/endpoint.h"
+#include "src/transport/fence_waits.h"
 #include "src/transport/rail_life.h"
 
 namespace kvxfer::libfabric {
 
-class DialledLink final : public Link {
+class LibfabricDialledEndpoint final : public LibfabricEndpoint {
  public:
-  DialledLink(LibfabricBackend* backend, net::PeerAddress peer) : Link(backend, std::move(peer)) {}
-  ~DialledLink() override;
+  LibfabricDialledEndpoint(LibfabricBackend* backend, net::PeerAddress peer)
+      : LibfabricEndpoint(backend, std::move(peer)) {}
+  ~LibfabricDialledEndpoint() override;
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
@@ -40,7 +42,7 @@ class DialledLink final : public Link {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // --- Link ---
+  // --- LibfabricEndpoint ---
   void SayHello() override {}
   bool busy() const override { return up() && reported_busy_; }
   void PollData() override;
@@ -48,7 +50,7 @@ class DialledLink final : public Link {
   bool unread() const override;
 
  private:
-  struct Rail {
+  struct DialledRail {
     RailLife life{};
     bool worked = false;  // an op of this life has completed
     bool probe_posted = false;
@@ -61,8 +63,8 @@ class DialledLink final : public Link {
     // peer.
     uint32_t sent = kFirstCount;
     uint32_t heard = kFirstCount;
-    uint32_t immediate = kFirstCount;
-    uint32_t barrier = kFirstCount;  // no immediate is sent before this many have been received
+    uint32_t announced = kFirstCount;
+    uint32_t held_until = kFirstCount;  // no immediate is sent before this many have been received
   };
 
   absl::Status OnDecoded(const Frame& frame) override;
@@ -86,9 +88,9 @@ class DialledLink final : public Link {
   // Gathers `pieces`, if the op is one that can be posted.
   absl::Status CheckOp(const Op& op, Pieces& pieces) const;
   absl::StatusOr<bool> PostOp(const Op& op, Pieces& pieces, const Flight& flight);
-  absl::StatusOr<bool> PostWrite(Rail& rail, End::Request request,
+  absl::StatusOr<bool> PostWrite(DialledRail& rail, End::Request request,
                                  std::optional<uint32_t> immediate);
-  absl::StatusOr<bool> PostNothing(Rail& rail, std::optional<uint32_t> immediate,
+  absl::StatusOr<bool> PostNothing(DialledRail& rail, std::optional<uint32_t> immediate,
                                    const Flight& flight);
   void TakeDone(uint32_t index, std::span<const Done> done, absl::Status status);
   void OnDone(uint32_t index, const Flight& flight);
@@ -110,16 +112,13 @@ class DialledLink final : public Link {
   void EndData(const absl::Status& why) override;
   bool IsQuiet() const override { return true; }
 
-  std::vector<Rail> rails_;
+  std::vector<DialledRail> rails_;
   bool reported_busy_ = false;  // Busy was sent, and no Idle since
   Time busy_until_{};           // until then there may be space for an op that was not accepted
-  // A fenced transfer that still has ops in flight.
-  struct Stopping {
-    size_t ops = 0;                    // of the transfer, in flight
-    Time patience{};                   // when its progress is checked next
-    std::vector<uint64_t> progress{};  // End::progress of each rail at the last check
-  };
-  std::map<uint64_t, Stopping> stopping_;
+  // The transfer's source is read while one of its ops is in flight, so a fence has to end in about
+  // this time. A rail that has such an op and makes no progress is closed; the other ops on it are
+  // posted again.
+  StoppingTransfers stopping_{std::chrono::milliseconds(80)};
   // Identifies an op across retries, which have other ids.
   struct Culprit {
     uint64_t transfer = 0;

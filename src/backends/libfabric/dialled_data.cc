@@ -1,4 +1,4 @@
-// DialledLink: posting ops, completions, and making transfers quiet.
+// LibfabricDialledEndpoint: posting ops, completions, and making transfers quiet.
 
 #include <algorithm>
 #include <array>
@@ -12,11 +12,7 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// How long a fenced transfer's rail may make no progress. The transfer's source is read while one
-// of its ops is in flight, so the fence has to end in about this time. A rail that has such an op
-// and makes no progress is closed; the other ops on it are posted again.
-constexpr Duration kFencePatience = std::chrono::milliseconds(80);
-// How long the link stays busy for an op that found no space and has not been posted again.
+// How long the endpoint stays busy for an op that found no space and has not been posted again.
 constexpr Duration kSpaceTimeout = std::chrono::milliseconds(10);
 // How many failed ops are remembered; each has cost a rail.
 constexpr size_t kMaxCulprits = 64;
@@ -27,16 +23,16 @@ constexpr size_t kMaxToTell = 64 * 1024;
 }  // namespace
 
 // The blocks of an op, as libfabric takes them.
-struct DialledLink::Pieces {
-  std::array<iovec, kMaxRuns> local;
-  std::array<void*, kMaxRuns> descs;
-  std::array<fi_rma_iov, kMaxRuns> remote;
+struct LibfabricDialledEndpoint::Pieces {
+  std::array<iovec, kMaxPieces> local;
+  std::array<void*, kMaxPieces> descs;
+  std::array<fi_rma_iov, kMaxPieces> remote;
   size_t count = 0;
   uint64_t begin = 0;   // the peer's address of the first byte
   bool of_gpu = false;  // some of the local bytes are in GPU memory
 };
 
-bool DialledLink::Gather(const Op& op, Pieces& out) {
+bool LibfabricDialledEndpoint::Gather(const Op& op, Pieces& out) {
   RunWalk walk(op.blocks);
   out.begin = walk.run().remote;
   for (; !walk.done(); walk.Next()) {
@@ -44,7 +40,7 @@ bool DialledLink::Gather(const Op& op, Pieces& out) {
     const auto* const registration = static_cast<const LibfabricRegistration*>(run.registration);
     const auto* const key = static_cast<const LibfabricRemoteKey*>(run.key);
     if (registration == nullptr || key == nullptr || !key->has(op.rail)) return false;
-    out.of_gpu = out.of_gpu || registration->of_gpu();
+    out.of_gpu = out.of_gpu || registration->gpu() != nullptr;
     const size_t i = out.count++;
     out.local[i] = {.iov_base = reinterpret_cast<void*>(run.local), .iov_len = run.bytes};
     out.descs[i] = registration->desc(op.rail);
@@ -54,9 +50,9 @@ bool DialledLink::Gather(const Op& op, Pieces& out) {
   return true;
 }
 
-absl::Status DialledLink::CheckOp(const Op& op, Pieces& pieces) const {
+absl::Status LibfabricDialledEndpoint::CheckOp(const Op& op, Pieces& pieces) const {
   const Capabilities& most = backend_->capabilities();
-  if (op.rail < rails_.size() && op.transfer != 0 && op.blocks.runs <= most.max_op_runs &&
+  if (op.rail < rails_.size() && op.transfer != 0 && op.blocks.pieces <= most.max_op_pieces &&
       op.blocks.bytes <= most.max_op_bytes && Gather(op, pieces)) {
     return absl::OkStatus();
   }
@@ -64,7 +60,7 @@ absl::Status DialledLink::CheckOp(const Op& op, Pieces& pieces) const {
       absl::StrCat("libfabric: op ", op.id, " is too large, or names no rail, transfer or key"));
 }
 
-bool DialledLink::Post(const Op& op) {
+bool LibfabricDialledEndpoint::Post(const Op& op) {
   if (!up()) return false;
   Pieces pieces;
   const absl::Status checked = CheckOp(op, pieces);
@@ -89,8 +85,9 @@ bool DialledLink::Post(const Op& op) {
   return true;
 }
 
-absl::StatusOr<bool> DialledLink::PostOp(const Op& op, Pieces& pieces, const Flight& flight) {
-  Rail& rail = rails_[op.rail];
+absl::StatusOr<bool> LibfabricDialledEndpoint::PostOp(const Op& op, Pieces& pieces,
+                                                      const Flight& flight) {
+  DialledRail& rail = rails_[op.rail];
   const size_t count = pieces.count;
   const auto immediate = op.has_immediate ? std::optional(op.immediate) : std::nullopt;
   const bool read = op.kind == OpKind::kRead;
@@ -110,13 +107,13 @@ absl::StatusOr<bool> DialledLink::PostOp(const Op& op, Pieces& pieces, const Fli
   return read ? rail.end->Post(request) : PostWrite(rail, request, immediate);
 }
 
-absl::StatusOr<bool> DialledLink::PostWrite(Rail& rail, End::Request request,
-                                            std::optional<uint32_t> immediate) {
+absl::StatusOr<bool> LibfabricDialledEndpoint::PostWrite(DialledRail& rail, End::Request request,
+                                                         std::optional<uint32_t> immediate) {
   const bool carried = immediate && rail.end->domain().carries_immediates();
   // Waits while the target's completion queue may be full, or while immediates from before a fence
   // have not arrived (FenceDone).
   if (carried && (rail.sent - rail.heard >= kMaxUnheard ||
-                  static_cast<int32_t>(rail.barrier - rail.heard) > 0)) {
+                  static_cast<int32_t>(rail.held_until - rail.heard) > 0)) {
     return false;
   }
   if (immediate && !carried && unsent() >= kMaxToTell) return false;
@@ -126,8 +123,9 @@ absl::StatusOr<bool> DialledLink::PostWrite(Rail& rail, End::Request request,
   return posted;
 }
 
-absl::StatusOr<bool> DialledLink::PostNothing(Rail& rail, std::optional<uint32_t> immediate,
-                                              const Flight& flight) {
+absl::StatusOr<bool> LibfabricDialledEndpoint::PostNothing(DialledRail& rail,
+                                                           std::optional<uint32_t> immediate,
+                                                           const Flight& flight) {
   const Domain& domain = rail.end->domain();
   const iovec local{.iov_base = const_cast<void*>(domain.nothing()), .iov_len = Domain::kNothing};
   void* desc = domain.nothing_desc();
@@ -140,7 +138,7 @@ absl::StatusOr<bool> DialledLink::PostNothing(Rail& rail, std::optional<uint32_t
                    immediate);
 }
 
-void DialledLink::PollData() {
+void LibfabricDialledEndpoint::PollData() {
   std::vector<Done> done;
   for (uint32_t i = 0; i < rails_.size() && up(); ++i) {
     if (rails_[i].end == nullptr) continue;
@@ -151,7 +149,8 @@ void DialledLink::PollData() {
   }
 }
 
-void DialledLink::TakeDone(uint32_t index, std::span<const Done> done, absl::Status status) {
+void LibfabricDialledEndpoint::TakeDone(uint32_t index, std::span<const Done> done,
+                                        absl::Status status) {
   std::vector<Done> failed;
   for (const Done& one : done) {
     if (one.immediate) continue;  // nobody writes to this side
@@ -166,8 +165,8 @@ void DialledLink::TakeDone(uint32_t index, std::span<const Done> done, absl::Sta
   if (!status.ok()) FailRail(index, status, failed);
 }
 
-void DialledLink::OnDone(uint32_t index, const Flight& flight) {
-  Rail& rail = rails_[index];
+void LibfabricDialledEndpoint::OnDone(uint32_t index, const Flight& flight) {
+  DialledRail& rail = rails_[index];
   if (flight.transfer == 0) {
     rail.probe_arrived = true;
     return UpIfProbed(index);
@@ -184,7 +183,7 @@ void DialledLink::OnDone(uint32_t index, const Flight& flight) {
 
 // An op that fails for a reason of its own would fail over every rail. So when it fails for the
 // second time the code differs from a rail's failure, and the agent does not post it again.
-absl::Status DialledLink::OwnError(const Done& done) {
+absl::Status LibfabricDialledEndpoint::OwnError(const Done& done) {
   if (!done.maybe_op) return done.status;
   const Culprit culprit{.transfer = done.flight.transfer, .remote = done.flight.remote};
   const bool before = std::ranges::find(culprits_, culprit) != culprits_.end();
@@ -195,97 +194,85 @@ absl::Status DialledLink::OwnError(const Done& done) {
       absl::StrCat(done.status.message(), "; it failed before, over another endpoint"));
 }
 
-void DialledLink::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
+void LibfabricDialledEndpoint::OpDone(uint32_t rail, const Flight& flight, absl::Status status) {
   // Marks the read for a flush of GPU memory, which comes before the agent sees the completion.
   if (flight.into_gpu && status.ok()) backend_->OnRead(this, flight.op);
   Say(EventKind::kCompletion, flight.op, std::move(status), rail);
-  if (stopping_.empty()) return;
-  const auto it = stopping_.find(flight.transfer);
-  if (it == stopping_.end() || --it->second.ops > 0) return;
-  stopping_.erase(it);
-  FenceDone(flight.transfer);
+  if (stopping_.OnOpDone(flight.transfer)) FenceDone(flight.transfer);
 }
 
 // Ops in flight cannot be cancelled one by one, so their completion is waited for.
-void DialledLink::Fence(FenceScope scope) {
+void LibfabricDialledEndpoint::Fence(FenceScope scope) {
   const uint64_t transfer = scope.transfer;
   if (!up() || transfer == FenceScope::kEveryTransfer || stopping_.contains(transfer)) return;
   size_t ops = 0;
-  for (const Rail& rail : rails_) ops += rail.end == nullptr ? 0 : rail.end->CountOf(transfer);
+  for (const DialledRail& rail : rails_) {
+    ops += rail.end == nullptr ? 0 : rail.end->CountOf(transfer);
+  }
   if (ops == 0) return FenceDone(transfer);
-  stopping_[transfer] = {.ops = ops, .patience = Now() + kFencePatience, .progress = Progress()};
+  stopping_.Add(transfer, ops, Progress(), Now());
   backend_->hub().TimersChanged();
 }
 
-std::vector<uint64_t> DialledLink::Progress() const {
+std::vector<uint64_t> LibfabricDialledEndpoint::Progress() const {
   std::vector<uint64_t> out;
-  for (const Rail& rail : rails_) out.push_back(rail.end == nullptr ? 0 : rail.end->progress());
+  for (const DialledRail& rail : rails_) {
+    out.push_back(rail.end == nullptr ? 0 : rail.end->progress());
+  }
   return out;
 }
 
-void DialledLink::CheckStuckFences(Time now) {
-  std::vector<std::pair<uint32_t, uint64_t>> stuck;
-  for (auto& [transfer, stopping] : stopping_) {
-    if (stopping.patience > now) continue;
-    // Progress of the rail, not of the op: a busy rail is given more time.
-    const std::vector<uint64_t> before = std::exchange(stopping.progress, Progress());
-    stopping.patience = now + kFencePatience;
-    for (uint32_t i = 0; i < rails_.size(); ++i) {
-      const bool still = before[i] == stopping.progress[i];
-      if (still && rails_[i].end != nullptr && rails_[i].end->CountOf(transfer) > 0) {
-        stuck.emplace_back(i, transfer);
-      }
-    }
-    backend_->hub().TimersChanged();
-  }
-  // Outside the loop, because FailRail changes stopping_.
-  for (const auto& [rail, transfer] : stuck) {
+void LibfabricDialledEndpoint::CheckStuckFences(Time now) {
+  for (const auto& [rail, transfer] : stopping_.TakeStuck(now, Progress())) {
+    if (rails_[rail].end == nullptr || rails_[rail].end->CountOf(transfer) == 0) continue;
     FailRail(rail,
              absl::UnavailableError(absl::StrCat(
                  "transfer ", transfer, " has to stop, and what was posted of it does not end")));
   }
+  backend_->hub().TimersChanged();
 }
 
 // The peer answers when it has received every immediate that was sent until now. It only counts
-// them, so none that is sent later may arrive before those; the barrier ensures that. Count
+// them, so none that is sent later may arrive before those; held_until ensures that. Count
 // precedes Quiet on the control stream, so the peer knows the number by then.
-void DialledLink::FenceDone(uint64_t transfer) {
-  Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
+void LibfabricDialledEndpoint::FenceDone(uint64_t transfer) {
+  Emit(MakeFenced(this, {.transfer = transfer}));
   TellCounts();
-  for (Rail& rail : rails_) rail.barrier = rail.sent;
+  for (DialledRail& rail : rails_) rail.held_until = rail.sent;
   Tell(Quiet{.transfer = transfer});
 }
 
-void DialledLink::TellCounts() {
+void LibfabricDialledEndpoint::TellCounts() {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
-    Rail& rail = rails_[i];
-    if (!rail.life.up() || rail.immediate == rail.sent) continue;
+    DialledRail& rail = rails_[i];
+    if (!rail.life.up() || rail.announced == rail.sent) continue;
     Tell(Count{.rail = static_cast<uint8_t>(i), .life = rail.life.number(), .count = rail.sent});
-    rail.immediate = rail.sent;
+    rail.announced = rail.sent;
   }
 }
 
-void DialledLink::BeBusy() {
+void LibfabricDialledEndpoint::BeBusy() {
   if (!std::exchange(reported_busy_, true)) Tell(Busy{});
 }
 
 // Lets the peer sleep too, once it has received the immediates that Count announces.
-void DialledLink::Rest() {
-  const auto probing = [](const Rail& rail) { return rail.life.probing(); };
+void LibfabricDialledEndpoint::Rest() {
+  const auto probing = [](const DialledRail& rail) { return rail.life.probing(); };
   if (!busy() || InFlight() || std::ranges::any_of(rails_, probing) || Now() < busy_until_) return;
   reported_busy_ = false;
   TellCounts();
   Tell(Idle{});
 }
 
-bool DialledLink::unread() const {
+bool LibfabricDialledEndpoint::unread() const {
   return std::ranges::any_of(
-      rails_, [](const Rail& rail) { return rail.end != nullptr && rail.end->unread(); });
+      rails_, [](const DialledRail& rail) { return rail.end != nullptr && rail.end->unread(); });
 }
 
-bool DialledLink::InFlight() const {
-  return std::ranges::any_of(
-      rails_, [](const Rail& rail) { return rail.end != nullptr && rail.end->in_flight() > 0; });
+bool LibfabricDialledEndpoint::InFlight() const {
+  return std::ranges::any_of(rails_, [](const DialledRail& rail) {
+    return rail.end != nullptr && rail.end->in_flight() > 0;
+  });
 }
 
 }  // namespace kvxfer::libfabric

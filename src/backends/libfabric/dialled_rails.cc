@@ -1,4 +1,4 @@
-// DialledLink: opening, probing, failing and reopening rails.
+// LibfabricDialledEndpoint: opening, probing, failing and reopening rails.
 
 #include <algorithm>
 #include <utility>
@@ -10,11 +10,11 @@
 
 namespace kvxfer::libfabric {
 
-void DialledLink::Attempt(uint32_t index) {
-  Rail& rail = rails_[index];
+void LibfabricDialledEndpoint::Attempt(uint32_t index) {
+  DialledRail& rail = rails_[index];
   rail.life.Attempt();
   rail.worked = rail.probe_posted = rail.probe_arrived = false;
-  rail.sent = rail.heard = rail.immediate = rail.barrier = kFirstCount;
+  rail.sent = rail.heard = rail.announced = rail.held_until = kFirstCount;
   absl::StatusOr<std::unique_ptr<End>> end = End::Open(backend_->domains()[index].get());
   if (!end.ok()) return FailRail(index, end.status());
   rail.end = *std::move(end);
@@ -25,8 +25,8 @@ void DialledLink::Attempt(uint32_t index) {
              .address = rail.end->address()});
 }
 
-absl::Status DialledLink::OnAnswer(const Answer& answer) {
-  Rail& rail = rails_[answer.rail];
+absl::Status LibfabricDialledEndpoint::OnAnswer(const Answer& answer) {
+  DialledRail& rail = rails_[answer.rail];
   // Without an end: the rail failed after it was offered.
   if (answer.life != rail.life.number() || rail.end == nullptr) return absl::OkStatus();
   if (rail.life.state() != RailLife::State::kOffered) {
@@ -50,8 +50,8 @@ absl::Status DialledLink::OnAnswer(const Answer& answer) {
 
 // Posts the probe. Some providers connect with the first write; until they have done so they ask to
 // try again, and PollData does.
-void DialledLink::TryProbe(uint32_t index) {
-  Rail& rail = rails_[index];
+void LibfabricDialledEndpoint::TryProbe(uint32_t index) {
+  DialledRail& rail = rails_[index];
   if (!rail.life.probing() || rail.probe_posted) return;
   const bool carries = rail.end->domain().carries_immediates();
   absl::StatusOr<bool> posted = PostNothing(rail, carries ? std::optional(0u) : std::nullopt, {});
@@ -61,16 +61,16 @@ void DialledLink::TryProbe(uint32_t index) {
 
 // A rail whose immediates the peer does not receive must not come up: every transfer would wait for
 // them in vain.
-void DialledLink::UpIfProbed(uint32_t index) {
-  Rail& rail = rails_[index];
+void LibfabricDialledEndpoint::UpIfProbed(uint32_t index) {
+  DialledRail& rail = rails_[index];
   if (!rail.life.probing() || !rail.probe_arrived || rail.heard != rail.sent) return;
   rail.life.Up();
   backend_->hub().TimersChanged();
   Say(EventKind::kRailUp, 0, {}, index);
 }
 
-absl::Status DialledLink::OnCount(const Count& count) {
-  Rail& rail = rails_[count.rail];
+absl::Status LibfabricDialledEndpoint::OnCount(const Count& count) {
+  DialledRail& rail = rails_[count.rail];
   if (count.life != rail.life.number()) return absl::OkStatus();
   // Modulo 2^32: the peer cannot receive more than was sent.
   if (count.count - rail.heard > rail.sent - rail.heard) {
@@ -81,14 +81,15 @@ absl::Status DialledLink::OnCount(const Count& count) {
   return absl::OkStatus();
 }
 
-void DialledLink::OnLost(const RailLost& lost) {
-  const Rail& rail = rails_[lost.rail];
+void LibfabricDialledEndpoint::OnLost(const RailLost& lost) {
+  const DialledRail& rail = rails_[lost.rail];
   if (lost.life != rail.life.number() || rail.end == nullptr) return;
   FailRail(lost.rail, absl::UnavailableError("the peer's end: " + lost.why));
 }
 
-void DialledLink::FailRail(uint32_t index, const absl::Status& why, std::span<const Done> ended) {
-  Rail& rail = rails_[index];
+void LibfabricDialledEndpoint::FailRail(uint32_t index, const absl::Status& why,
+                                        std::span<const Done> ended) {
+  DialledRail& rail = rails_[index];
   RailLife& life = rail.life;
   if (!up() || !(life.up() || life.attempting())) return;
   const bool was_up = life.up();
@@ -111,17 +112,17 @@ void DialledLink::FailRail(uint32_t index, const absl::Status& why, std::span<co
   if (was_up) return Say(EventKind::kRailDown, 0, life.why(), index);
   // A rail that never came up carried nothing that would have to be fenced.
   life.Retry(Now(), RailLife::Blame::kPair);
-  const auto hopeless = [](const Rail& one) { return one.life.hopeless(); };
+  const auto hopeless = [](const DialledRail& one) { return one.life.hopeless(); };
   if (std::ranges::all_of(rails_, hopeless)) Down(life.why(), true);
 }
 
-void DialledLink::ReopenRail(uint32_t index) {
+void LibfabricDialledEndpoint::ReopenRail(uint32_t index) {
   if (!up() || index >= rails_.size() || !rails_[index].life.Reopen(Now())) return;
   backend_->hub().TimersChanged();
 }
 
-void DialledLink::OnRailDeadline(uint32_t index, Time now) {
-  Rail& rail = rails_[index];
+void LibfabricDialledEndpoint::OnRailDeadline(uint32_t index, Time now) {
+  DialledRail& rail = rails_[index];
   if (!rail.life.Due(now)) return;
   if (rail.life.state() == RailLife::State::kWaiting) return Attempt(index);
   FailRail(index,

@@ -100,7 +100,7 @@ std::string Domain::Name() const {
   return absl::StrCat(info_->fabric_attr->prov_name, ":", info_->domain_attr->name);
 }
 
-size_t Domain::max_runs() const {
+size_t Domain::max_pieces() const {
   // efa (1.18 to 2.1) emulates a write by messages if it has an immediate and more than one run.
   if (std::string_view(info_->fabric_attr->prov_name).starts_with("efa")) return 1;
   return std::min(info_->tx_attr->iov_limit, info_->tx_attr->rma_iov_limit);

@@ -45,15 +45,15 @@ class Domain {
   bool virtual_addresses() const { return (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0; }
   // True: a write can put an immediate into its target's completion queue.
   bool carries_immediates() const { return info_->domain_attr->cq_data_size >= sizeof(uint32_t); }
-  size_t max_runs() const;
+  size_t max_pieces() const;
 
   // For host memory.
   absl::StatusOr<FiPtr<fid_mr>> Register(const MemorySpan& span, Access access) const;
   // For GPU memory. FailedPrecondition: this domain accepts no GPU memory. Another error: it does
   // not accept this memory. The message says what to do.
   absl::StatusOr<FiPtr<fid_mr>> RegisterGpu(const cuda::DirectSpan& span, Access access) const;
-  // Logs the errors that the provider reports. Links need none of them: their own completions tell
-  // what concerns them.
+  // Logs the errors that the provider reports. Endpoints need none of them: their own completions
+  // tell what concerns them.
   void ReadEvents() const;
 
   // A few bytes without content: the source of a write that has no bytes of its own.

@@ -29,7 +29,7 @@
 
 namespace kvxfer::libfabric {
 
-// An op in flight. Transfer 0: an op of the link itself (a probe).
+// An op in flight. Transfer 0: an op of the endpoint itself (a probe).
 struct Flight {
   uint64_t op = 0;
   uint64_t transfer = 0;

@@ -1,5 +1,5 @@
-// What the two sides of a link send each other on its control stream, as frames of the kind kFrame.
-// Little-endian; decoding never trusts a length.
+// What the two sides of an endpoint send each other on its control stream, as frames of the kind
+// kFrame. Little-endian; decoding never trusts a length.
 //
 //   accepting → connecting   Hello: the number of domains here
 //   connecting → accepting   Offer: an endpoint for that rail is open; open its other end

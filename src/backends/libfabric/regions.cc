@@ -16,28 +16,6 @@ constexpr size_t kEntryBytes = 9;
 
 }  // namespace
 
-void Registrations::TakeAllAdded() {
-  for (LibfabricRegistration* registration : added_.Take()) {
-    open_.insert(registration);
-    if (!registration->gpu()) continue;
-    // Register has seen that this does not fail.
-    arrival_flusher_->AddRegion(registration->driver(), *registration->gpu()).IgnoreError();
-  }
-}
-
-void Registrations::Remove(LibfabricRegistration* registration) {
-  // Nothing was done for one that goes before it was taken over.
-  if (added_.Remove(registration)) return;
-  open_.erase(registration);
-  if (registration->gpu()) arrival_flusher_->RemoveRegion(*registration->gpu());
-}
-
-void Registrations::Close() {
-  TakeAdded();
-  for (LibfabricRegistration* registration : open_) registration->Close();
-  open_.clear();
-}
-
 absl::StatusOr<std::unique_ptr<LibfabricRegistration>> LibfabricRegistration::Make(
     const LocalRegion& region, std::span<const std::unique_ptr<Domain>> domains,
     Registrations* all) {
@@ -71,11 +49,13 @@ absl::Status LibfabricRegistration::RegisterGpu(const LocalRegion& region,
     if (!mr.ok()) return mr.status();
     holds_.push_back({.mr = *std::move(mr), .by_address = domain->virtual_addresses()});
   }
-  const int device = span->device->ordinal;
   // Only asks: what the arrival flusher holds belongs to the driver.
-  if (absl::Status status = cuda::Flusher().Add(span->driver, device); !status.ok()) return status;
+  if (absl::Status status = cuda::Flusher().Add(span->driver, span->device->ordinal);
+      !status.ok()) {
+    return status;
+  }
   driver_ = span->driver;
-  gpu_ = device;
+  gpu_ = span->device;
   return absl::OkStatus();
 }
 

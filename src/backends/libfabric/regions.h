@@ -14,50 +14,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/libfabric/domain.h"
-#include "src/cuda/arrival_flusher.h"
-#include "src/transport/added_list.h"
+#include "src/transport/open_registrations.h"
 
 namespace kvxfer::libfabric {
 
 class LibfabricRegistration;
 
-// The registrations that are open.
-class Registrations {
- public:
-  // `arrival_flusher` is borrowed. It is notified of GPU memory.
-  explicit Registrations(cuda::ArrivalFlusher* arrival_flusher)
-      : arrival_flusher_(arrival_flusher) {}
-
-  // On any thread. The driver takes it over later.
-  void Add(LibfabricRegistration* registration) { added_.Add(registration); }
-
-  // --- the driver ---
-  // Takes over what was added. Cheap if nothing was.
-  void TakeAdded() {
-    if (added_.any()) TakeAllAdded();
-  }
-  void Remove(LibfabricRegistration* registration);
-  // Closes all of them, which the backend does before their domains.
-  void Close();
-
- private:
-  void TakeAllAdded();
-
-  cuda::ArrivalFlusher* const arrival_flusher_;
-  std::unordered_set<LibfabricRegistration*> open_;
-  net::AddedList<LibfabricRegistration> added_;
-};
+using Registrations = net::OpenRegistrations<LibfabricRegistration>;
 
 class LibfabricRegistration final : public Registration {
  public:
@@ -68,8 +40,7 @@ class LibfabricRegistration final : public Registration {
   ~LibfabricRegistration() override;
 
   void* desc(size_t domain) const { return fi_mr_desc(holds_[domain].mr.get()); }
-  bool of_gpu() const { return gpu_.has_value(); }
-  std::optional<int> gpu() const { return gpu_; }
+  const cuda::Device* gpu() const { return gpu_; }
   const cuda::Driver* driver() const { return driver_; }
   // The backend is being destroyed before the registration.
   void Close() {
@@ -93,7 +64,7 @@ class LibfabricRegistration final : public Registration {
 
   Registrations* all_ = nullptr;          // null: not complete yet, or the backend is gone
   const cuda::Driver* driver_ = nullptr;  // of GPU memory
-  std::optional<int> gpu_;                // the ordinal of the GPU; empty: host memory
+  const cuda::Device* gpu_ = nullptr;     // null: host memory
   std::vector<Hold> holds_;
 };
 

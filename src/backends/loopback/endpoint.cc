@@ -13,23 +13,27 @@ constexpr size_t kMaxQueuedOps = 64;  // per rail
 
 }  // namespace
 
-LoopbackEndpoint::LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Link> link, Side side)
-    : backend_(backend), link_(std::move(link)), side_(side), rails_(link_->rails()) {}
+LoopbackEndpoint::LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Connection> connection,
+                                   Side side)
+    : backend_(backend),
+      connection_(std::move(connection)),
+      side_(side),
+      rails_(connection_->rails()) {}
 
 LoopbackEndpoint::~LoopbackEndpoint() {
-  link_->Close(side_, absl::CancelledError("the endpoint was destroyed"));
+  connection_->Close(side_, absl::CancelledError("the endpoint was destroyed"));
   if (backend_ != nullptr) backend_->Forget(*this);
 }
 
 EndpointInfo LoopbackEndpoint::Describe() const {
   return {
-      .path = absl::StrCat("same process, incarnation ", link_->node(Other(side_)).address()),
+      .path = absl::StrCat("same process, incarnation ", connection_->node(Other(side_)).address()),
       .rails = std::vector<RailInfo>(rails_.size()),
   };
 }
 
 void LoopbackEndpoint::Authorize() {
-  if (side_ == Side::kTarget) link_->Authorize();
+  if (side_ == Side::kTarget) connection_->Authorize();
 }
 
 bool LoopbackEndpoint::Post(const Op& op) {
@@ -40,24 +44,24 @@ bool LoopbackEndpoint::Post(const Op& op) {
                                                          "on rails below ", rails_.size())));
     return true;
   }
-  Rail& rail = rails_[op.rail];
-  if (rail.size() >= kMaxQueuedOps || !link_->HasSpace(side_)) return false;
+  RailQueue& rail = rails_[op.rail];
+  if (rail.size() >= kMaxQueuedOps || !connection_->HasSpace(side_)) return false;
   rail.push_back({.op = op, .cursor = {.left = RunWalk(op.blocks)}});
   return true;
 }
 
 bool LoopbackEndpoint::Send(std::span<const std::byte> message) {
-  return !closing_ && message.size() <= kMaxMessageBytes && link_->Send(side_, message);
+  return !closing_ && message.size() <= kMaxMessageBytes && connection_->Send(side_, message);
 }
 
 void LoopbackEndpoint::Fence(FenceScope scope) {
   const uint64_t transfer = scope.transfer;
   if (transfer == FenceScope::kEveryTransfer) return;
   if (closing_ || backend_ == nullptr) return;  // kDown follows
-  if (side_ == Side::kTarget) return link_->Fence(transfer);
+  if (side_ == Side::kTarget) return connection_->Fence(transfer);
   // The driver does the copies, so none is in progress during this call: queued ops need only be
   // dropped.
-  for (Rail& rail : rails_) {
+  for (RailQueue& rail : rails_) {
     std::erase_if(rail, [&](const Queued& queued) {
       // An op that has begun is dropped too: nothing reads its source after this.
       if (queued.op.transfer != transfer) return false;
@@ -65,13 +69,13 @@ void LoopbackEndpoint::Fence(FenceScope scope) {
       return true;
     });
   }
-  backend_->Report(MakeEvent(EventKind::kFenced, this, transfer, {}, FenceScope::kEveryRail));
+  backend_->Report(MakeFenced(this, {.transfer = transfer}));
 }
 
 void LoopbackEndpoint::Shutdown(absl::Status why) {
   if (std::exchange(closing_, true)) return;
   if (why.ok()) why = absl::CancelledError("shut down");
-  link_->Close(side_, why);
+  connection_->Close(side_, why);
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> LoopbackEndpoint::Import(const RemoteRegion& region,
@@ -85,39 +89,40 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> LoopbackEndpoint::Import(const Remote
 }
 
 bool LoopbackEndpoint::HasWork() const {
-  if (closing_ || !link_->authorized()) return false;
-  return std::any_of(rails_.begin(), rails_.end(), [](const Rail& r) { return !r.empty(); });
+  if (closing_ || !connection_->authorized()) return false;
+  return std::any_of(rails_.begin(), rails_.end(), [](const RailQueue& r) { return !r.empty(); });
 }
 
 uint64_t LoopbackEndpoint::Advance() {
   uint64_t copied = 0;
-  for (Rail& rail : rails_) copied += AdvanceRail(rail, kSliceBytes);
+  for (RailQueue& rail : rails_) copied += AdvanceRail(rail, kSliceBytes);
   return copied;
 }
 
 void LoopbackEndpoint::OnDown(const absl::Status& why) {
   closing_ = true;
-  for (Rail& rail : rails_) {
+  for (RailQueue& rail : rails_) {
     for (const Queued& queued : std::exchange(rail, {})) Complete(queued.op, why);
   }
 }
 
 void LoopbackEndpoint::Detach() {
-  link_->Close(side_, absl::UnavailableError("the agent was destroyed"));
+  connection_->Close(side_, absl::UnavailableError("the agent was destroyed"));
   closing_ = true;
   backend_ = nullptr;
 }
 
 // Copies ops in the order of Post, up to `budget` bytes. An op that is refused completes with the
 // cause.
-uint64_t LoopbackEndpoint::AdvanceRail(Rail& rail, uint64_t budget) {
-  if (!link_->authorized()) return 0;
+uint64_t LoopbackEndpoint::AdvanceRail(RailQueue& rail, uint64_t budget) {
+  if (!connection_->authorized()) return 0;
   uint64_t total = 0;
   while (!rail.empty()) {
     Queued& front = rail.front();
     uint64_t copied = 0;
     bool done = false;
-    absl::Status status = link_->CopySlice(front.op, front.cursor, budget - total, &copied, &done);
+    absl::Status status =
+        connection_->CopySlice(front.op, front.cursor, budget - total, &copied, &done);
     total += copied;
     if (status.ok() && !done) break;
     Complete(front.op, std::move(status));

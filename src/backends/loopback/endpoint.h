@@ -1,7 +1,7 @@
-// One side of a loopback link. The side that connected also has the queue of ops.
+// One side of a loopback connection. The side that connected also has the queue of ops.
 //
 // Thread-safety: none; called by its agent's driver only. State that other threads touch is in
-// Link.
+// Connection.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
 #define KVXFER_BACKENDS_LOOPBACK_ENDPOINT_H_
@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/backends/loopback/link.h"
+#include "src/backends/loopback/connection.h"
 
 namespace kvxfer::loopback {
 
@@ -21,7 +21,7 @@ inline constexpr uint64_t kSliceBytes = 256 * 1024;  // copied between two looks
 
 class LoopbackEndpoint : public Endpoint {
  public:
-  LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Link> link, Side side);
+  LoopbackEndpoint(LoopbackBackend* backend, std::shared_ptr<Connection> connection, Side side);
   ~LoopbackEndpoint() override;
 
   EndpointInfo Describe() const override;
@@ -35,7 +35,7 @@ class LoopbackEndpoint : public Endpoint {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  Link& link() { return *link_; }
+  Connection& connection() { return *connection_; }
   Side side() const { return side_; }
   // True: an op can be copied now.
   bool HasWork() const;
@@ -51,16 +51,16 @@ class LoopbackEndpoint : public Endpoint {
     Op op;
     CopyCursor cursor;
   };
-  using Rail = std::deque<Queued>;
+  using RailQueue = std::deque<Queued>;
 
-  uint64_t AdvanceRail(Rail& rail, uint64_t budget);
+  uint64_t AdvanceRail(RailQueue& rail, uint64_t budget);
   void Complete(const Op& op, absl::Status status);
 
   LoopbackBackend* backend_;  // null after Detach
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<Connection> connection_;
   const Side side_;
   bool closing_ = false;
-  std::vector<Rail> rails_;
+  std::vector<RailQueue> rails_;
 };
 
 }  // namespace kvxfer::loopback

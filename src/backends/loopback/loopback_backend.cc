@@ -35,7 +35,7 @@ LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, 
                              .rail_keeps_order = true,
                              .needs_remote_cpu = false,
                              .max_op_bytes = 1 << 20,
-                             .max_op_runs = 1024,
+                             .max_op_pieces = 1024,
                              .max_message_bytes = kMaxMessageBytes},
             .address = node_->address(),
             .wait_fd = node_->wake_fd()} {}
@@ -47,7 +47,7 @@ LoopbackBackend::~LoopbackBackend() {
   // Connections that no endpoint has accepted yet.
   for (const Mail& mail : node_->Close()) {
     if (mail.kind != MailKind::kConnect) continue;
-    mail.link->Close(Side::kTarget, absl::UnavailableError("the agent was destroyed"));
+    mail.connection->Close(Side::kTarget, absl::UnavailableError("the agent was destroyed"));
   }
 }
 
@@ -75,13 +75,15 @@ absl::StatusOr<std::unique_ptr<Endpoint>> LoopbackBackend::Connect(std::string_v
                                                                    const HostIdentity& host) {
   if (absl::Status reachable = Reachable(address, host); !reachable.ok()) return reachable;
   std::shared_ptr<Node> target = Find(address);
-  auto link = target == nullptr ? nullptr : std::make_shared<Link>(node_, target, rails_);
-  if (link == nullptr ||
-      !target->Deliver({.kind = MailKind::kConnect, .to = Side::kTarget, .link = link})) {
+  auto connection =
+      target == nullptr ? nullptr : std::make_shared<Connection>(node_, target, rails_);
+  if (connection == nullptr ||
+      !target->Deliver(
+          {.kind = MailKind::kConnect, .to = Side::kTarget, .connection = connection})) {
     return absl::UnavailableError(
         absl::StrCat("the agent of incarnation ", ToAbsl(address), " was destroyed"));
   }
-  auto endpoint = std::make_unique<LoopbackEndpoint>(this, std::move(link), Side::kInitiator);
+  auto endpoint = std::make_unique<LoopbackEndpoint>(this, std::move(connection), Side::kInitiator);
   endpoints_.push_back(endpoint.get());
   Report(MakeEvent(EventKind::kConnected, endpoint.get()));
   return endpoint;
@@ -119,15 +121,15 @@ void LoopbackBackend::TakeMail(size_t max) {
   mail_.clear();
   node_->Collect(max, mail_);
   for (Mail& mail : mail_) {
-    mail.link->Taken(mail);
+    mail.connection->Taken(mail);
     OnMail(mail);
   }
   mail_.clear();
 }
 
 void LoopbackBackend::OnMail(Mail& mail) {
-  if (mail.kind == MailKind::kConnect) return Accept(mail.link);
-  LoopbackEndpoint* const endpoint = FindEndpoint(*mail.link, mail.to);
+  if (mail.kind == MailKind::kConnect) return Accept(mail.connection);
+  LoopbackEndpoint* const endpoint = FindEndpoint(*mail.connection, mail.to);
   if (endpoint == nullptr) return;  // went down or was destroyed meanwhile
   Event event = MakeEvent(EventKind::kMessage, endpoint);
   switch (mail.kind) {
@@ -143,9 +145,7 @@ void LoopbackBackend::OnMail(Mail& mail) {
       event.immediate = mail.immediate;
       break;
     case MailKind::kFenced:
-      event.kind = EventKind::kFenced;
-      event.id = mail.transfer;
-      event.rail = FenceScope::kEveryRail;
+      event = MakeFenced(endpoint, {.transfer = mail.transfer});
       break;
     case MailKind::kDown:
       endpoint->OnDown(mail.status);
@@ -157,8 +157,8 @@ void LoopbackBackend::OnMail(Mail& mail) {
   Report(std::move(event), std::move(mail.message));
 }
 
-void LoopbackBackend::Accept(const std::shared_ptr<Link>& link) {
-  auto endpoint = std::make_unique<LoopbackEndpoint>(this, link, Side::kTarget);
+void LoopbackBackend::Accept(const std::shared_ptr<Connection>& connection) {
+  auto endpoint = std::make_unique<LoopbackEndpoint>(this, connection, Side::kTarget);
   endpoints_.push_back(endpoint.get());
   Report(MakeAccepted(std::move(endpoint)));
 }
@@ -174,9 +174,9 @@ void LoopbackBackend::CopySome() {
   if (count > 0) turn_ = (turn_ + 1) % count;
 }
 
-LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Link& link, Side side) const {
+LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Connection& connection, Side side) const {
   for (LoopbackEndpoint* endpoint : endpoints_) {
-    if (&endpoint->link() == &link && endpoint->side() == side) return endpoint;
+    if (&endpoint->connection() == &connection && endpoint->side() == side) return endpoint;
   }
   return nullptr;
 }

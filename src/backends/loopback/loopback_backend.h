@@ -43,9 +43,9 @@ class LoopbackBackend : public Backend {
  private:
   void TakeMail(size_t max);
   void OnMail(Mail& mail);
-  void Accept(const std::shared_ptr<Link>& link);
+  void Accept(const std::shared_ptr<Connection>& connection);
   void CopySome();
-  LoopbackEndpoint* FindEndpoint(const Link& link, Side side) const;
+  LoopbackEndpoint* FindEndpoint(const Connection& connection, Side side) const;
 
   const std::shared_ptr<Node> node_;
   const HostIdentity host_;

@@ -2,10 +2,9 @@
 // the hub where agents find each other.
 //
 // Thread-safety: any thread; this is where the threads of two agents meet. Locks are taken in this
-// order: Link::gate, Node memory, Node mailbox. The hub's lock is never held together with another
-// one.
-// Lifetime: shared_ptr, because a backend, the hub and the peers' links hold a Node, and any of
-// them may be the last one. Close() ends it for all of them.
+// order: Connection::gate, Node memory, Node mailbox. The hub's lock is never held together with
+// another one. Lifetime: shared_ptr, because a backend, the hub and the peers' connections hold a
+// Node, and any of them may be the last one. Close() ends it for all of them.
 
 #ifndef KVXFER_BACKENDS_LOOPBACK_NODE_H_
 #define KVXFER_BACKENDS_LOOPBACK_NODE_H_
@@ -27,7 +26,7 @@
 
 namespace kvxfer::loopback {
 
-class Link;
+class Connection;
 
 // The side that connected is the initiator; the side that accepted is the target.
 enum class Side : uint8_t { kInitiator = 0, kTarget = 1 };
@@ -43,13 +42,13 @@ enum class MailKind : uint8_t {
   kMessage,
   kImmediate,
   kFenced,  // from the target to itself, behind every immediate of the transfer
-  kDown,    // the last mail of its link to that side
+  kDown,    // the last mail of its connection to that side
 };
 
 struct Mail {
   MailKind kind = MailKind::kSpace;
   Side to = Side::kTarget;
-  std::shared_ptr<Link> link{};
+  std::shared_ptr<Connection> connection{};
   uint32_t rail = 0;
   uint32_t immediate = 0;
   uint64_t transfer = 0;

@@ -11,23 +11,25 @@
 
 namespace kvxfer::shm {
 
-AcceptedEndpoint::AcceptedEndpoint(Hub* hub, UniqueFd socket, uint32_t pid)
+ShmAcceptedEndpoint::ShmAcceptedEndpoint(Hub* hub, UniqueFd socket, uint32_t pid)
     : ShmEndpoint(hub, std::move(socket)), dialler_pid_(pid) {}
 
-absl::StatusOr<std::unique_ptr<AcceptedEndpoint>> AcceptedEndpoint::Begin(Hub* hub, UniqueFd socket,
-                                                                          uint32_t pid) {
-  std::unique_ptr<AcceptedEndpoint> endpoint(new AcceptedEndpoint(hub, std::move(socket), pid));
+absl::StatusOr<std::unique_ptr<ShmAcceptedEndpoint>> ShmAcceptedEndpoint::Begin(Hub* hub,
+                                                                                UniqueFd socket,
+                                                                                uint32_t pid) {
+  std::unique_ptr<ShmAcceptedEndpoint> endpoint(
+      new ShmAcceptedEndpoint(hub, std::move(socket), pid));
   if (absl::Status watched = endpoint->WatchSocket(); !watched.ok()) return watched;
   return endpoint;
 }
 
-AcceptedEndpoint::~AcceptedEndpoint() { LeaveAuthorised(); }
+ShmAcceptedEndpoint::~ShmAcceptedEndpoint() { LeaveAuthorised(); }
 
-EndpointInfo AcceptedEndpoint::Describe() const {
+EndpointInfo ShmAcceptedEndpoint::Describe() const {
   return OneRail(absl::StrCat("process ", dialler_pid_, ", which copies into this one's memory"));
 }
 
-absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
+absl::Status ShmAcceptedEndpoint::OnFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kDial && !promoted_) {
     if (const auto dial = wire::TryDecode<DialBody>(frame.body)) return OnDial(*dial);
   }
@@ -41,7 +43,7 @@ absl::Status AcceptedEndpoint::OnFrame(Channel::Frame& frame) {
       absl::StrCat("shm: process ", dialler_pid_, " sent a frame out of place"));
 }
 
-absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {
+absl::Status ShmAcceptedEndpoint::OnDial(const DialBody& dial) {
   absl::Status refused;
   if (dial.version != kWireVersion) {
     refused = absl::FailedPreconditionError(absl::StrCat("it speaks version ", kWireVersion,
@@ -52,7 +54,7 @@ absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {
         absl::StrCat("the dialler calls itself process ", dial.pid, " but is ", dialler_pid_,
                      " there: the two are in different pid namespaces"));
   } else {
-    auto peer = PeerProcess::Open(dial.pid, dial.start_time);
+    auto peer = PeerProcess::Open(hub_->host, dial.pid, dial.start_time);
     refused = peer.ok() ? WatchPeer(*std::move(peer)) : peer.status();
   }
   if (!refused.ok()) {
@@ -67,7 +69,7 @@ absl::Status AcceptedEndpoint::OnDial(const DialBody& dial) {
   return absl::OkStatus();
 }
 
-void AcceptedEndpoint::Authorize() {
+void ShmAcceptedEndpoint::Authorize() {
   if (!promoted_ || authorised_ || closing_ || down_) return;
   // To the others; to this one they go below, behind the offer.
   hub_->SendNewFiles();
@@ -83,39 +85,37 @@ void AcceptedEndpoint::Authorize() {
   for (const SharedFiles::File* file : hub_->files.Sent()) SendFile(*file);
 }
 
-void AcceptedEndpoint::SendFile(const SharedFiles::File& file) {
+void ShmAcceptedEndpoint::SendFile(const SharedFiles::File& file) {
   const FileBody body{.id = file.id};
   SendFrame(FrameType::kFile, wire::Encode(body), file.fd.get());
 }
 
-void AcceptedEndpoint::SendForget(uint64_t id) {
+void ShmAcceptedEndpoint::SendForget(uint64_t id) {
   // Keeps the queue bounded by the number of live files.
   if (channel_.DropQueuedFile(id)) return;
   const ForgetBody body{.id = id};
   SendFrame(FrameType::kForget, wire::Encode(body));
 }
 
-bool AcceptedEndpoint::Post(const Op& op) {
+bool ShmAcceptedEndpoint::Post(const Op& op) {
   if (down_) return false;
-  hub_->events.Say(EventKind::kCompletion, this, op.id,
-                   absl::FailedPreconditionError("shm: only the side that connected may post"),
-                   op.rail);
+  hub_->events.Push(MakeRefused(this, op, "shm"));
   return true;
 }
 
-void AcceptedEndpoint::Fence(FenceScope scope) {
+void ShmAcceptedEndpoint::Fence(FenceScope scope) {
   if (down_) return;
   // The initiator was fenced first and copies with its own CPU, so nothing is under way.
-  SayFenced(scope);
+  hub_->events.Push(MakeFenced(this, scope));
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedEndpoint::Import(const RemoteRegion&,
-                                                                    std::string_view) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> ShmAcceptedEndpoint::Import(const RemoteRegion&,
+                                                                       std::string_view) {
   return absl::FailedPreconditionError(
       "shm: only the side that connected may use regions of the other");
 }
 
-void AcceptedEndpoint::Shutdown(absl::Status why) {
+void ShmAcceptedEndpoint::Shutdown(absl::Status why) {
   if (down_ || closing_) return;
   SendFrame(FrameType::kBye, ForPeer(ToStd(why.message())));
   closing_ = true;
@@ -124,14 +124,14 @@ void AcceptedEndpoint::Shutdown(absl::Status why) {
   if (!channel_.queued()) OnFlushed();
 }
 
-void AcceptedEndpoint::OnFlushed() {
+void ShmAcceptedEndpoint::OnFlushed() {
   if (!closing_) return;
   channel_.HalfClose();
   // Without authorisation the peer has nothing through which it could write.
   if (!authorised_) GoDown(why_);
 }
 
-void AcceptedEndpoint::OnEnd(const absl::Status& cause) {
+void ShmAcceptedEndpoint::OnEnd(const absl::Status& cause) {
   LeaveAuthorised();
   if (!promoted_) {
     failed_embryo_ = true;
@@ -147,6 +147,6 @@ void AcceptedEndpoint::OnEnd(const absl::Status& cause) {
   GoDown(why);
 }
 
-void AcceptedEndpoint::LeaveAuthorised() { std::erase(hub_->authorised, this); }
+void ShmAcceptedEndpoint::LeaveAuthorised() { std::erase(hub_->authorised, this); }
 
 }  // namespace kvxfer::shm

@@ -21,13 +21,13 @@
 
 namespace kvxfer::shm {
 
-class AcceptedEndpoint final : public ShmEndpoint {
+class ShmAcceptedEndpoint final : public ShmEndpoint {
  public:
   // A connection before its kDial frame: it is reported as kAccepted once that has arrived. `pid`:
   // the connecting process according to the kernel.
-  static absl::StatusOr<std::unique_ptr<AcceptedEndpoint>> Begin(Hub* hub, UniqueFd socket,
-                                                                 uint32_t pid);
-  ~AcceptedEndpoint() override;
+  static absl::StatusOr<std::unique_ptr<ShmAcceptedEndpoint>> Begin(Hub* hub, UniqueFd socket,
+                                                                    uint32_t pid);
+  ~ShmAcceptedEndpoint() override;
 
   EndpointInfo Describe() const override;
   void Authorize() override;
@@ -49,7 +49,7 @@ class AcceptedEndpoint final : public ShmEndpoint {
   void OnFlushed() override;
 
  private:
-  AcceptedEndpoint(Hub* hub, UniqueFd socket, uint32_t pid);
+  ShmAcceptedEndpoint(Hub* hub, UniqueFd socket, uint32_t pid);
   absl::Status OnDial(const DialBody& dial);
   void LeaveAuthorised();
 

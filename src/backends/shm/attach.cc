@@ -6,6 +6,7 @@
 #include <charconv>
 #include <string>
 
+#include "src/core/base/own_fd.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::shm {
@@ -35,7 +36,7 @@ bool ByteReadable(pid_t pid, const void* address) {
 }
 
 int YamaScope() {
-  UniqueFd fd(open("/proc/sys/kernel/yama/ptrace_scope", O_RDONLY | O_CLOEXEC));
+  OwnFd fd(open("/proc/sys/kernel/yama/ptrace_scope", O_RDONLY | O_CLOEXEC));
   char digit = '0';
   if (!fd.valid() || read(fd.get(), &digit, 1) != 1) return 0;
   return digit - '0';

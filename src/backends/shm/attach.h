@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/shm/process.h"
 #include "src/backends/shm/wire.h"
+#include "src/transport/host/peer_process.h"
 
 namespace kvxfer::shm {
 

@@ -3,11 +3,8 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "src/backends/shm/factory.h"
@@ -28,12 +25,8 @@ namespace {
 
 // The most connections whose kDial has not arrived. Beyond it the oldest is closed.
 constexpr size_t kMaxEmbryos = 64;
-// The most other users whose attempts are logged as a warning, once each.
-constexpr size_t kMaxRefusedUids = 16;
-constexpr int kAcceptsPerPoll = 16;
 // About 50 us: how long copies keep Poll from other work, except for a slice of attached memory.
 constexpr size_t kCopiedPerPoll = 2 * kSliceBytes;
-constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 // With fewer CPUs a second copying thread would take a CPU from the application.
 constexpr int kSharedCopyCpus = 4;
 
@@ -50,7 +43,7 @@ Hub::~Hub() = default;
 void Hub::SendNewFiles() {
   if (!files.has_new()) return;
   for (const SharedFiles::File* file : files.TakeNew()) {
-    for (AcceptedEndpoint* endpoint : authorised) endpoint->SendFile(*file);
+    for (ShmAcceptedEndpoint* endpoint : authorised) endpoint->SendFile(*file);
   }
 }
 
@@ -65,20 +58,23 @@ absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext
                        .rail_keeps_order = true,
                        .needs_remote_cpu = false,
                        .max_op_bytes = kMaxOpBytes,
-                       .max_op_runs = kMaxOpRuns,
+                       .max_op_pieces = kMaxOpPieces,
                        .max_message_bytes = kMaxMessageBytes};
   backend->hub_.host = context.host;
   backend->address_.pid = static_cast<uint32_t>(getpid());
   backend->address_.start_time = context.host.start_time;
   // Without a pidfd, the death of a peer could not be distinguished from its silence.
-  auto self = PeerProcess::Open(backend->address_.pid, context.host.start_time);
+  auto self = PeerProcess::Open(context.host, backend->address_.pid, context.host.start_time);
   if (!self.ok()) return Annotate(self.status(), "not usable here");
   auto reactor = net::Reactor::Create();
   if (!reactor.ok()) return Annotate(reactor.status(), "shm");
   backend->hub_.reactor = *std::move(reactor);
   if (absl::Status made = backend->MakeProbeFile(); !made.ok()) return made;
   if (absl::Status made = backend->MakeBell(); !made.ok()) return made;
-  if (absl::Status up = backend->Listen(context.incarnation); !up.ok()) return up;
+  const absl::Status listens =
+      backend->listener_.Open(backend->hub_.reactor.get(), context.incarnation);
+  if (!listens.ok()) return listens;
+  backend->address_.socket = backend->listener_.name();
   info.address = Encode(backend->address_);
   info.wait_fd = backend->hub_.reactor->fd();
   return backend;
@@ -111,25 +107,6 @@ absl::Status ShmBackend::MakeBell() {
   return Annotate(hub_.reactor->Add(hub_.bell.get(), nullptr, EPOLLIN | EPOLLET), "shm");
 }
 
-absl::Status ShmBackend::Listen(const Incarnation& incarnation) {
-  // The random part keeps other processes from occupying the name beforehand.
-  address_.socket = absl::StrCat("kvxfer-shm-", incarnation.ToString(), "-",
-                                 absl::Hex(RandomNonZero64(), absl::kZeroPad16));
-  listener_ = UniqueFd::Open(
-      [] { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
-  if (!listener_.valid()) return ErrnoStatus(errno, "shm: socket");
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  std::memcpy(name.sun_path + 1, address_.socket.data(), address_.socket.size());
-  const auto length =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address_.socket.size());
-  if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
-      listen(listener_.get(), SOMAXCONN) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("shm: listening on @", address_.socket));
-  }
-  return Annotate(hub_.reactor->Add(listener_.get(), this, EPOLLIN), "shm");
-}
-
 absl::Status ShmBackend::Reachable(std::string_view address, const HostIdentity& host) const {
   if (auto decoded = DecodeAddress(address); !decoded.ok()) return decoded.status();
   return CheckReachable(hub_.host, host);
@@ -139,7 +116,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> ShmBackend::Connect(std::string_view a
                                                               const HostIdentity&) {
   auto decoded = DecodeAddress(address);
   if (!decoded.ok()) return decoded.status();
-  return DialledEndpoint::Dial(&hub_, *decoded);
+  return ShmDialledEndpoint::Dial(&hub_, *decoded);
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> ShmBackend::Register(const LocalRegion& region) {
@@ -175,7 +152,7 @@ absl::StatusOr<RegionKey> ShmBackend::Share(const MemorySpan& span) {
 
 void ShmBackend::Unregister(const RegionKey& key) {
   if (!key.mapped || !hub_.files.Remove(key.file)) return;
-  for (AcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendForget(key.file);
+  for (ShmAcceptedEndpoint* endpoint : hub_.authorised) endpoint->SendForget(key.file);
 }
 
 // Most input comes in the rings, which are memory: there is no system call that kLikely would make.
@@ -185,7 +162,8 @@ size_t ShmBackend::Poll(std::span<Event> out, Input input) {
   if (hub_.events.size() < out.size()) {
     if (input == Input::kAll) {
       hub_.reactor->Collect();
-      ResumeAccepting();
+      listener_.Work();
+      hub_.reactor->SetTimer(listener_.deadline());
       TrimEmbryos();
     }
     // After Collect: a file whose bell it took is there.
@@ -199,7 +177,7 @@ size_t ShmBackend::Poll(std::span<Event> out, Input input) {
 // After Collect, which may still have had events for those that go. The vector is in the order of
 // accepting.
 void ShmBackend::TrimEmbryos() {
-  std::vector<std::unique_ptr<AcceptedEndpoint>>& all = hub_.embryos;
+  std::vector<std::unique_ptr<ShmAcceptedEndpoint>>& all = hub_.embryos;
   std::erase_if(all, [](const auto& embryo) { return embryo->failed_embryo(); });
   if (all.size() <= kMaxEmbryos) return;
   all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMaxEmbryos));
@@ -220,7 +198,7 @@ void ShmBackend::PollRings() {
 // Round robin over the connections, one slice each.
 void ShmBackend::CopySlices() {
   for (size_t copied = 0; copied < kCopiedPerPoll && !hub_.busy.empty();) {
-    DialledEndpoint* const endpoint = hub_.busy.front();
+    ShmDialledEndpoint* const endpoint = hub_.busy.front();
     hub_.busy.pop_front();
     copied += endpoint->Step();
     if (endpoint->busy()) hub_.busy.push_back(endpoint);
@@ -228,70 +206,27 @@ void ShmBackend::CopySlices() {
 }
 
 bool ShmBackend::Arm() {
-  if (!hub_.events.empty() || !hub_.busy.empty() || hub_.files.has_new()) return false;
+  if (!hub_.events.empty() || !hub_.busy.empty() || hub_.files.has_new() || listener_.HasWork()) {
+    return false;
+  }
   armed_ = true;
   bool silent = true;
   for (ShmEndpoint* endpoint : hub_.ringed) silent &= endpoint->Arm();
   return silent;
 }
 
-void ShmBackend::OnReady(uint32_t) { AcceptAll(); }
-
-void ShmBackend::AcceptAll() {
-  for (int i = 0; i < kAcceptsPerPoll; ++i) {
-    UniqueFd socket = UniqueFd::Open([this] {
-      return accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    });
-    if (socket.valid()) {
-      AcceptOne(std::move(socket));
-    } else if (OutOfResources(errno)) {
-      PauseAccepting();
-      return;
-    } else if (errno != EINTR && errno != ECONNABORTED) {
-      return;
-    }
-  }
+// Nothing has been sent or lent yet.
+void ShmBackend::OnAccepted(UniqueFd socket, const net::Credentials& peer) {
+  auto embryo = ShmAcceptedEndpoint::Begin(&hub_, std::move(socket), peer.pid);
+  if (embryo.ok()) hub_.embryos.push_back(*std::move(embryo));
 }
 
-void ShmBackend::AcceptOne(UniqueFd socket) {
-  ucred peer{};
-  socklen_t length = sizeof(peer);
-  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return;
-  if (peer.uid != geteuid()) return Refuse(std::move(socket), peer);
-  // Nothing has been sent or lent yet. A connection from another user ends here.
-  auto embryo = AcceptedEndpoint::Begin(&hub_, std::move(socket), static_cast<uint32_t>(peer.pid));
-  if (!embryo.ok()) return;
-  hub_.embryos.push_back(*std::move(embryo));
-}
-
-// Logged once per user, because a user could fill the log by repeated attempts.
-void ShmBackend::Refuse(UniqueFd socket, const ucred& peer) {
-  const bool known = std::ranges::find(refused_uids_, peer.uid) != refused_uids_.end();
-  const bool warn = !known && refused_uids_.size() < kMaxRefusedUids;
-  if (warn) refused_uids_.push_back(peer.uid);
-  Log(warn ? LogLevel::kWarning : LogLevel::kDebug,
-      "shm: refused process {} of uid {}: only uid {} may connect", peer.pid, peer.uid, geteuid());
+void ShmBackend::OnRefused(UniqueFd socket, const net::Credentials& peer) {
   Channel channel(std::move(socket));
   channel.SendFrame(FrameType::kBye,
                     absl::StrCat("this process runs as uid ", geteuid(), ", the dialler as uid ",
                                  peer.uid, "; shm joins processes of one user only"));
   channel.Close();
-}
-
-// Without free descriptors the listener stays readable and would keep the agent awake for nothing.
-void ShmBackend::PauseAccepting() {
-  Log(LogLevel::kWarning, "shm: {}; new connections wait until descriptors are free",
-      ErrnoText("accept", errno));
-  hub_.reactor->Change(listener_.get(), this, 0);
-  paused_until_ = Now() + kAcceptPause;
-  hub_.reactor->SetTimer(paused_until_);
-}
-
-void ShmBackend::ResumeAccepting() {
-  if (!paused_until_ || Now() < *paused_until_) return;
-  paused_until_.reset();
-  hub_.reactor->Change(listener_.get(), this, EPOLLIN);
-  AcceptAll();
 }
 
 }  // namespace shm

@@ -5,26 +5,23 @@
 #ifndef KVXFER_BACKENDS_SHM_BACKEND_H_
 #define KVXFER_BACKENDS_SHM_BACKEND_H_
 
-#include <sys/socket.h>
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "kvxfer/backend.h"
 #include "src/backends/shm/accepted.h"
 #include "src/backends/shm/dialled.h"
 #include "src/backends/shm/hub.h"
 #include "src/backends/shm/regions.h"
-#include "src/core/base/clock.h"
+#include "src/transport/unix_listener.h"
 
 namespace kvxfer::shm {
 
-class ShmBackend final : public Backend, private net::Watcher, private RegistrationOwner {
+class ShmBackend final : public Backend,
+                         private net::UnixListener::Owner,
+                         private RegistrationOwner {
  public:
   static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~ShmBackend() override;
@@ -39,16 +36,11 @@ class ShmBackend final : public Backend, private net::Watcher, private Registrat
 
  private:
   explicit ShmBackend(uint32_t copy_threads) : hub_(copy_threads) {}
-  absl::Status Listen(const Incarnation& incarnation);
   absl::Status MakeProbeFile();
   absl::Status MakeBell();
-  void OnReady(uint32_t events) override;
-  void AcceptAll();
-  void AcceptOne(UniqueFd socket);
-  void Refuse(UniqueFd socket, const ucred& peer);
+  void OnAccepted(UniqueFd socket, const net::Credentials& peer) override;
+  void OnRefused(UniqueFd socket, const net::Credentials& peer) override;
   void TrimEmbryos();
-  void PauseAccepting();
-  void ResumeAccepting();
   absl::StatusOr<RegionKey> Share(const MemorySpan& span);
   void Unregister(const RegionKey& key) override;
   void PollRings();
@@ -57,11 +49,9 @@ class ShmBackend final : public Backend, private net::Watcher, private Registrat
   BackendInfo info_;
   shm::Address address_;
   Hub hub_;
-  UniqueFd listener_;
-  std::vector<uid_t> refused_uids_;   // users that were logged; bounded
-  std::optional<Time> paused_until_;  // set while accepting is paused: descriptors ran out
-  bool armed_ = false;                // peers were asked to ring the bell
-  size_t ring_turn_ = 0;              // which ring goes first
+  net::UnixListener listener_{"shm", this};
+  bool armed_ = false;    // peers were asked to ring the bell
+  size_t ring_turn_ = 0;  // which ring goes first
 };
 
 }  // namespace kvxfer::shm

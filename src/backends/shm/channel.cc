@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "src/transport/unix_socket.h"
+
 namespace kvxfer::shm {
 namespace {
 
@@ -18,18 +20,6 @@ static_assert(kBufferBytes >= kMaxRecordBytes);
 // to.
 constexpr size_t kMaxQueuedBytes = 1024 * 1024;
 constexpr int kSocketBufferBytes = 1024 * 1024;
-
-UniqueFd TakeFile(msghdr& message) {
-  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-        c->cmsg_len >= CMSG_LEN(sizeof(int))) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-      return UniqueFd(fd);
-    }
-  }
-  return UniqueFd();
-}
 
 // The body of a whole frame, where it is a kFile.
 std::optional<FileBody> FileIn(std::string_view frame) {
@@ -51,7 +41,7 @@ std::string WithError(const std::string& frame, int error) {
 Channel::Channel(UniqueFd socket)
     : socket_(std::move(socket)),
       owner_(getpid()),
-      buffer_(std::make_unique_for_overwrite<std::byte[]>(kBufferBytes)) {
+      buffer_(std::make_unique_for_overwrite<char[]>(kBufferBytes)) {
   // The kernel limits it to net.core.wmem_max.
   setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof(int));
 }
@@ -114,30 +104,11 @@ void Channel::Discard() {
 }
 
 Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, int file) {
-  iovec parts[2] = {{const_cast<char*>(header.data()), header.size()},
-                    {const_cast<char*>(body.data()), body.size()}};
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (file >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(c), &file, sizeof(file));
-  }
-  ssize_t sent;
-  do {
-    sent = sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  if (sent >= 0) {
+  const int error = net::SendPacket(socket_.get(), header, body, file);
+  if (error == 0) {
     ++frames_sent_;
     return Sent::kYes;
   }
-  const int error = errno;
   if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) return Sent::kLater;
   if (file >= 0 && error != EPIPE && error != ECONNRESET && error != ENOTCONN) {
     // The kernel passes no more descriptors (for example ETOOMANYREFS): the peer is sent the error
@@ -156,40 +127,28 @@ Channel::Got Channel::Receive(Frame& frame) {
   return got;
 }
 
-Channel::Got Channel::ReceiveFromSocket(Frame& frame) {
+Channel::Got Channel::ReceiveFromSocket(Frame& frame, bool* empty) {
   if (!socket_.valid()) return Got::kEnd;
-  iovec part{buffer_.get(), kBufferBytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  // ECONNRESET is reported once, before data that the other side had sent when it closed.
-  for (int attempt = 0; attempt < 8; ++attempt) {
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    // Space for one descriptor; the kernel closes any others.
-    message.msg_controllen = CMSG_LEN(sizeof(int));
-    const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got < 0) {
-      if (errno == EINTR || errno == ECONNRESET) continue;
-      return errno == EAGAIN || errno == ENOMEM ? Got::kNothing : Got::kEnd;
-    }
-    if (got == 0 && OtherSideClosed()) return Got::kEnd;
-    ++frames_received_;
-    frame.file = TakeFile(message);
-    frame.file_lost = (message.msg_flags & MSG_CTRUNC) != 0 && !frame.file.valid();
-    const auto bytes = static_cast<size_t>(got);
-    const std::string_view text(reinterpret_cast<const char*>(buffer_.get()), bytes);
-    const auto header = wire::TryDecode<FrameHeader>(text.substr(0, kFrameHeaderBytes));
-    if (!header || (message.msg_flags & MSG_TRUNC) != 0) {
-      frame.type = FrameType::kDamaged;
-      return Got::kFrame;
-    }
-    frame.type = header->type;
-    frame.more = header->more != 0;
-    frame.body = text.substr(kFrameHeaderBytes);
+  net::ReceivedPacket got =
+      net::ReceivePacket(socket_.get(), std::span(buffer_.get(), kBufferBytes));
+  if (got.bytes < 0) {
+    if (empty != nullptr) *empty = got.error == EAGAIN;
+    return got.error == EAGAIN || got.error == ENOMEM ? Got::kNothing : Got::kEnd;
+  }
+  if (got.bytes == 0 && OtherSideClosed()) return Got::kEnd;
+  ++frames_received_;
+  frame.file = std::move(got.file);
+  frame.file_lost = got.file_lost;
+  const std::string_view text(buffer_.get(), static_cast<size_t>(got.bytes));
+  const auto header = wire::TryDecode<FrameHeader>(text.substr(0, kFrameHeaderBytes));
+  if (!header || got.cut) {
+    frame.type = FrameType::kDamaged;
     return Got::kFrame;
   }
-  return Got::kNothing;
+  frame.type = header->type;
+  frame.more = header->more != 0;
+  frame.body = text.substr(kFrameHeaderBytes);
+  return Got::kFrame;
 }
 
 // An empty frame also reads as 0 bytes, and must not be mistaken for the end.

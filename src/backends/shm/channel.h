@@ -106,7 +106,8 @@ class Channel {
   void RingBell() const;
   void Discard();
   void Enqueue(FrameType type, bool more, std::string_view body, int file);
-  Got ReceiveFromSocket(Frame& frame);
+  // `*empty` becomes true if nothing is in the socket (kNothing may also be a lack of memory).
+  Got ReceiveFromSocket(Frame& frame, bool* empty = nullptr);
   Got Damaged(Frame& frame);
   bool OtherSideClosed() const;
   Sent TrySend(std::string_view header, std::string_view body, int file);
@@ -124,7 +125,7 @@ class Channel {
   bool in_damaged_ = false;  // nothing more is read from it
   UniqueFd bell_;            // the other side's; valid: that side has mapped the rings
   bool broken_ = false;      // nothing can be sent; Receive finds the reason
-  std::unique_ptr<std::byte[]> buffer_;
+  std::unique_ptr<char[]> buffer_;
 };
 
 }  // namespace kvxfer::shm

@@ -124,15 +124,16 @@ Channel::Got Channel::ReceiveFromRing(Frame& frame) {
   }
   if (record.after > frames_received_) {
     // The sender had sent them before this record, so they are in the socket already.
-    const Got got = ReceiveFromSocket(frame);
-    return got == Got::kNothing && errno == EAGAIN ? Damaged(frame) : got;
+    bool empty = false;
+    const Got got = ReceiveFromSocket(frame, &empty);
+    return empty ? Damaged(frame) : got;
   }
-  in_.Pop(record, {buffer_.get(), kMaxRecordBytes});
+  in_.Pop(record, std::as_writable_bytes(std::span(buffer_.get(), kMaxRecordBytes)));
   // A sender whose bell could not be passed, for lack of a descriptor, is woken by an empty frame.
   if (in_.BellDue()) RingsReady() ? RingBell() : SendFrame(FrameType::kBell, {});
   frame.type = FrameType::kMessage;
   frame.more = record.more != 0;
-  frame.body = {reinterpret_cast<const char*>(buffer_.get()), record.bytes};
+  frame.body = {buffer_.get(), record.bytes};
   return Got::kFrame;
 }
 

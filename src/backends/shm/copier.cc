@@ -38,9 +38,9 @@ std::span<const std::byte> SourceOf(const Run& run, bool write) {
 }
 
 absl::Status CheckSize(const BlockRange& blocks) {
-  if (blocks.runs > kMaxOpRuns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shm: an op has ", blocks.runs, " runs; at most ", kMaxOpRuns, " are taken"));
+  if (blocks.pieces > kMaxOpPieces) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shm: an op has ", blocks.pieces, " pieces; at most ", kMaxOpPieces, " are taken"));
   }
   if (blocks.bytes > kMaxOpBytes) {
     return absl::InvalidArgumentError(
@@ -129,7 +129,7 @@ size_t Copier::Step(size_t budget) {
     queue_.pop_front();
   }
   // Later stores, which publish the bytes, could otherwise overtake non-temporal ones.
-  StreamFence();
+  StoreBarrier();
   return copied;
 }
 
@@ -230,7 +230,7 @@ absl::Status Copier::CheckPeer() const {
 // The fence comes before the event: data that the event reports as done must be visible to the
 // thread that receives the event.
 void Copier::Complete(uint64_t id, uint32_t rail, absl::Status status) {
-  StreamFence();
+  StoreBarrier();
   events_->Say(EventKind::kCompletion, endpoint_, id, std::move(status), rail);
 }
 

@@ -14,13 +14,13 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach_threads.h"
-#include "src/backends/shm/process.h"
 #include "src/transport/event_queue.h"
+#include "src/transport/host/peer_process.h"
 
 namespace kvxfer::shm {
 
 inline constexpr size_t kMaxOpBytes = 1024 * 1024;
-inline constexpr size_t kMaxOpRuns = 1024;
+inline constexpr size_t kMaxOpPieces = 1024;
 inline constexpr size_t kSliceBytes = 256 * 1024;  // copied before looking at anything else
 
 class Copier {

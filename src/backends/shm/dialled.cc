@@ -1,8 +1,6 @@
 #include "src/backends/shm/dialled.h"
 
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 
 #include <cstring>
 #include <utility>
@@ -12,51 +10,10 @@
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
 #include "src/transport/host/stream_copy.h"
+#include "src/transport/unix_socket.h"
 
 namespace kvxfer::shm {
 namespace {
-
-absl::Status ConnectTo(int socket, const Address& address) {
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  // Abstract name: the first byte of the path stays zero.
-  std::memcpy(name.sun_path + 1, address.socket.data(), address.socket.size());
-  const auto length =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address.socket.size());
-  if (connect(socket, reinterpret_cast<const sockaddr*>(&name), length) == 0) {
-    return absl::OkStatus();
-  }
-  const std::string whom = absl::StrCat("shm: connecting to process ", address.pid);
-  if (errno == ECONNREFUSED) {
-    return absl::UnavailableError(
-        absl::StrCat(ToAbsl(ErrnoText(whom, errno)), "; that agent is gone"));
-  }
-  if (errno == EAGAIN) {
-    return absl::UnavailableError(
-        absl::StrCat(whom, ": its queue of new connections is full; try again"));
-  }
-  return ErrnoStatus(errno, whom);
-}
-
-// The kernel reports the credentials of the process that called listen().
-absl::Status CheckCredentials(int socket, const Address& address) {
-  ucred peer{};
-  socklen_t length = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
-    return ErrnoStatus(errno, "shm: SO_PEERCRED");
-  }
-  if (peer.uid != geteuid()) {
-    return absl::PermissionDeniedError(absl::StrCat("shm: process ", address.pid, " runs as uid ",
-                                                    peer.uid, " and this one as uid ", geteuid(),
-                                                    "; shm joins processes of one user only"));
-  }
-  if (static_cast<uint32_t>(peer.pid) != address.pid) {
-    return absl::UnavailableError(absl::StrCat("shm: the peer calls itself process ", address.pid,
-                                               " but is ", peer.pid,
-                                               " here: the two are in different pid namespaces"));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
   if (!frame.file.valid()) {
@@ -90,20 +47,21 @@ absl::Status NoFile(int error, uint32_t pid) {
 
 }  // namespace
 
-DialledEndpoint::DialledEndpoint(Hub* hub, UniqueFd socket)
+ShmDialledEndpoint::ShmDialledEndpoint(Hub* hub, UniqueFd socket)
     : ShmEndpoint(hub, std::move(socket)), copier_(this, &hub->events, &hub->threads) {}
 
-DialledEndpoint::~DialledEndpoint() {
+ShmDialledEndpoint::~ShmDialledEndpoint() {
   if (busy_) std::erase(hub_->busy, this);
 }
 
-std::unique_ptr<DialledEndpoint> DialledEndpoint::Dial(Hub* hub, const Address& address) {
-  UniqueFd socket = UniqueFd::Open(
-      [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
-  const int error = errno;
-  std::unique_ptr<DialledEndpoint> endpoint(new DialledEndpoint(hub, std::move(socket)));
+std::unique_ptr<ShmDialledEndpoint> ShmDialledEndpoint::Dial(Hub* hub, const Address& address) {
+  absl::StatusOr<UniqueFd> socket = net::ConnectUnix(address.socket);
+  const absl::Status connected = socket.status();
+  std::unique_ptr<ShmDialledEndpoint> endpoint(
+      new ShmDialledEndpoint(hub, socket.ok() ? *std::move(socket) : UniqueFd()));
   const absl::Status started =
-      endpoint->channel_.fd() < 0 ? ErrnoStatus(error, "shm: socket") : endpoint->Start(address);
+      connected.ok() ? endpoint->Start(address)
+                     : Annotate(connected, absl::StrCat("shm: process ", address.pid));
   if (!started.ok()) {
     endpoint->GoDown(started);
     return endpoint;
@@ -112,10 +70,14 @@ std::unique_ptr<DialledEndpoint> DialledEndpoint::Dial(Hub* hub, const Address& 
   return endpoint;
 }
 
-absl::Status DialledEndpoint::Start(const Address& address) {
-  if (absl::Status up = ConnectTo(channel_.fd(), address); !up.ok()) return up;
-  if (absl::Status same = CheckCredentials(channel_.fd(), address); !same.ok()) return same;
-  auto peer = PeerProcess::Open(address.pid, address.start_time);
+absl::Status ShmDialledEndpoint::Start(const Address& address) {
+  const auto them = net::PeerCredentials(channel_.fd());
+  if (!them.ok()) return Annotate(them.status(), "shm");
+  absl::Status same = net::CheckCredentials(*them, address.pid, "shm");
+  // Another backend serves peers in other namespaces, and that deserves no warning.
+  if (absl::IsFailedPrecondition(same)) same = absl::UnavailableError(same.message());
+  if (!same.ok()) return Annotate(same, "shm");
+  auto peer = PeerProcess::Open(hub_->host, address.pid, address.start_time);
   if (!peer.ok()) return Annotate(peer.status(), "shm");
   if (absl::Status watched = WatchSocket(); !watched.ok()) return watched;
   if (absl::Status watched = WatchPeer(*std::move(peer)); !watched.ok()) return watched;
@@ -129,9 +91,9 @@ absl::Status DialledEndpoint::Start(const Address& address) {
   return absl::OkStatus();
 }
 
-EndpointInfo DialledEndpoint::Describe() const { return OneRail(Path()); }
+EndpointInfo ShmDialledEndpoint::Describe() const { return OneRail(Path()); }
 
-std::string DialledEndpoint::Path() const {
+std::string ShmDialledEndpoint::Path() const {
   const std::string whom = absl::StrCat("process ", peer_.pid(), ": ");
   if (!offered_) return absl::StrCat(whom, "not authorised yet");
   return absl::StrCat(
@@ -141,7 +103,7 @@ std::string DialledEndpoint::Path() const {
       " and ", attach_.ok() ? "cross-memory attach" : absl::StrCat("no ", attach_.message()));
 }
 
-absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
+absl::Status ShmDialledEndpoint::OnFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kOffer && !offered_) {
     if (const auto offer = wire::TryDecode<OfferBody>(frame.body)) return OnOffer(*offer, frame);
   }
@@ -166,7 +128,7 @@ absl::Status DialledEndpoint::OnFrame(Channel::Frame& frame) {
       absl::StrCat("shm: process ", peer_.pid(), " sent a frame out of place"));
 }
 
-absl::Status DialledEndpoint::OnOffer(const OfferBody& offer, const Channel::Frame& frame) {
+absl::Status ShmDialledEndpoint::OnOffer(const OfferBody& offer, const Channel::Frame& frame) {
   offered_ = true;
   // Each way is tried instead of inferred, so that a refusal by the kernel is known before the
   // first op.
@@ -183,7 +145,7 @@ absl::Status DialledEndpoint::OnOffer(const OfferBody& offer, const Channel::Fra
                                              attach_.message(), "; tcp will be taken"));
 }
 
-bool DialledEndpoint::Post(const Op& op) {
+bool ShmDialledEndpoint::Post(const Op& op) {
   if (down_) return false;
   const bool accepted = copier_.Post(op);
   if (!copier_.idle() && !busy_) {
@@ -193,32 +155,32 @@ bool DialledEndpoint::Post(const Op& op) {
   return accepted;
 }
 
-size_t DialledEndpoint::Step() {
+size_t ShmDialledEndpoint::Step() {
   const size_t copied = copier_.Step(kSliceBytes);
   busy_ = !copier_.idle();
   return copied;
 }
 
-void DialledEndpoint::Fence(FenceScope scope) {
+void ShmDialledEndpoint::Fence(FenceScope scope) {
   if (down_) return;
   copier_.Drop(scope.transfer, absl::CancelledError("shm: fenced before it was copied whole"));
-  SayFenced(scope);
+  hub_->events.Push(MakeFenced(this, scope));
 }
 
-void DialledEndpoint::Shutdown(absl::Status why) {
+void ShmDialledEndpoint::Shutdown(absl::Status why) {
   if (down_) return;
   SendFrame(FrameType::kBye, ForPeer(ToStd(why.message())));
   OnEnd(why);
 }
 
-void DialledEndpoint::OnEnd(const absl::Status& cause) {
+void ShmDialledEndpoint::OnEnd(const absl::Status& cause) {
   // This order is the accepting side's proof: first the copier stops, then the socket closes.
   copier_.DropAll(cause);
   GoDown(cause);
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> DialledEndpoint::Import(const RemoteRegion& region,
-                                                                   std::string_view key) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> ShmDialledEndpoint::Import(const RemoteRegion& region,
+                                                                      std::string_view key) {
   if (region.kind != MemoryKind::kHost) {
     return absl::FailedPreconditionError("shm: only host memory can be reached");
   }
@@ -241,8 +203,8 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledEndpoint::Import(const RemoteR
   return std::make_unique<ShmRemoteKey>(this, region);
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> DialledEndpoint::ImportMapped(const RemoteRegion& region,
-                                                                         const RegionKey& key) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> ShmDialledEndpoint::ImportMapped(
+    const RemoteRegion& region, const RegionKey& key) {
   const auto file = files_.find(key.file);
   if (file == files_.end()) {
     return absl::UnavailableError(

@@ -21,11 +21,11 @@
 
 namespace kvxfer::shm {
 
-class DialledEndpoint final : public ShmEndpoint {
+class ShmDialledEndpoint final : public ShmEndpoint {
  public:
   // kConnected or kDown follows.
-  static std::unique_ptr<DialledEndpoint> Dial(Hub* hub, const Address& address);
-  ~DialledEndpoint() override;
+  static std::unique_ptr<ShmDialledEndpoint> Dial(Hub* hub, const Address& address);
+  ~ShmDialledEndpoint() override;
 
   EndpointInfo Describe() const override;
   void Authorize() override {}
@@ -52,7 +52,7 @@ class DialledEndpoint final : public ShmEndpoint {
     absl::Status lost;  // why there is no fd
   };
 
-  DialledEndpoint(Hub* hub, UniqueFd socket);
+  ShmDialledEndpoint(Hub* hub, UniqueFd socket);
   absl::Status Start(const Address& address);
   absl::Status OnOffer(const OfferBody& offer, const Channel::Frame& frame);
   absl::StatusOr<std::unique_ptr<RemoteKey>> ImportMapped(const RemoteRegion& region,

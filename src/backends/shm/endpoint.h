@@ -1,5 +1,5 @@
-// What both sides of a connection do. DialledEndpoint reads and writes the peer's memory;
-// AcceptedEndpoint lends its own.
+// What both sides of a connection do. ShmDialledEndpoint reads and writes the peer's memory;
+// ShmAcceptedEndpoint lends its own.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -13,7 +13,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/shm/channel.h"
 #include "src/backends/shm/hub.h"
-#include "src/backends/shm/process.h"
+#include "src/transport/host/peer_process.h"
 #include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::shm {
@@ -52,13 +52,6 @@ class ShmEndpoint : public Endpoint, private net::Watcher {
   // Receives up to `frames` frames. False: there was none, or the connection ended.
   bool Drain(size_t frames);
   void SendFrame(FrameType type, std::string_view body, int file = -1);
-  // Its one rail is up for as long as the connection is.
-  static EndpointInfo OneRail(std::string path) {
-    return {.path = std::move(path), .rails = {RailInfo{}}};
-  }
-  void SayFenced(FenceScope scope) {
-    hub_->events.Say(EventKind::kFenced, this, scope.transfer, {}, scope.rail);
-  }
   // Closes the socket and reports kDown, which is the last event.
   void GoDown(const absl::Status& why);
 

@@ -18,8 +18,8 @@
 
 namespace kvxfer::shm {
 
-class AcceptedEndpoint;
-class DialledEndpoint;
+class ShmAcceptedEndpoint;
+class ShmDialledEndpoint;
 class ShmEndpoint;
 
 struct Hub {
@@ -37,10 +37,10 @@ struct Hub {
   UniqueFd probe_file;       // a sealed memfd whose first u64 is probe_value
   uint64_t probe_value = 0;  // random
   // Accepted, but their kDial has not arrived; then they are reported to the agent.
-  std::vector<std::unique_ptr<AcceptedEndpoint>> embryos;
-  std::vector<AcceptedEndpoint*> authorised;  // and not down: these are sent every memfd
-  std::deque<DialledEndpoint*> busy;          // with copies to do, the next one first
-  std::vector<ShmEndpoint*> ringed;           // those that have rings
+  std::vector<std::unique_ptr<ShmAcceptedEndpoint>> embryos;
+  std::vector<ShmAcceptedEndpoint*> authorised;  // and not down: these are sent every memfd
+  std::deque<ShmDialledEndpoint*> busy;          // with copies to do, the next one first
+  std::vector<ShmEndpoint*> ringed;              // those that have rings
   UniqueFd bell;  // the other sides ring it while this one sleeps, and Register does
 };
 

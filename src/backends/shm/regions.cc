@@ -54,8 +54,7 @@ absl::StatusOr<SharedFiles::Added> SharedFiles::Add(int fd) {
   file->device = info.st_dev;
   file->inode = info.st_ino;
   file->registrations = 1;
-  files_.push_back(std::move(file));
-  has_new_.store(true, std::memory_order_release);
+  new_.Add(files_.emplace_back(std::move(file)).get());
   return Added{.id = last_id_, .fresh = true};
 }
 
@@ -64,18 +63,14 @@ bool SharedFiles::Remove(uint64_t id) {
   const auto file = std::find_if(files_.begin(), files_.end(),
                                  [id](const std::unique_ptr<File>& f) { return f->id == id; });
   if (file == files_.end() || --(*file)->registrations > 0) return false;
-  const bool sent = (*file)->sent;
+  const bool sent = !new_.Remove(file->get());
   files_.erase(file);
   return sent;
 }
 
-std::vector<const SharedFiles::File*> SharedFiles::TakeNew() {
-  const std::lock_guard lock(mu_);
-  std::vector<const File*> fresh;
-  for (const std::unique_ptr<File>& file : files_) {
-    if (!std::exchange(file->sent, true)) fresh.push_back(file.get());
-  }
-  has_new_.store(false, std::memory_order_relaxed);
+std::vector<SharedFiles::File*> SharedFiles::TakeNew() {
+  std::vector<File*> fresh = new_.Take();
+  for (File* file : fresh) file->sent = true;
   return fresh;
 }
 

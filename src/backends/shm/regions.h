@@ -7,7 +7,6 @@
 #define KVXFER_BACKENDS_SHM_REGIONS_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +18,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/shm/handles.h"
 #include "src/backends/shm/wire.h"
+#include "src/transport/added_list.h"
 
 namespace kvxfer::shm {
 
@@ -40,7 +40,7 @@ class SharedFiles {
     uint64_t device = 0;
     uint64_t inode = 0;
     size_t registrations = 0;  // guarded by mu_
-    bool sent = false;         // TakeNew has returned it; guarded by mu_
+    bool sent = false;         // TakeNew has returned it; the driver's
   };
 
   // OK: peers may map `span`: it lies in a memfd that is sealed against shrinking (otherwise a peer
@@ -57,17 +57,17 @@ class SharedFiles {
   // Counts one registration less. True: it was the last, and the file, which was sent, was dropped.
   bool Remove(uint64_t id);
 
-  bool has_new() const { return has_new_.load(std::memory_order_acquire); }
+  bool has_new() const { return new_.any(); }
   // The files that were not sent before, which count as sent from now on. Like those of Sent they
   // stay until Remove.
-  std::vector<const File*> TakeNew();
+  std::vector<File*> TakeNew();
   std::vector<const File*> Sent() const;
 
  private:
   mutable std::mutex mu_;
   std::vector<std::unique_ptr<File>> files_;  // guarded by mu_
   uint64_t last_id_ = 0;                      // guarded by mu_
-  std::atomic<bool> has_new_ = false;         // written with mu_ held
+  net::AddedList<File> new_;                  // files that were not sent
 };
 
 // Is notified when a registration closes; outlives every registration.

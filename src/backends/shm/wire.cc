@@ -3,12 +3,10 @@
 #include <charconv>
 
 #include "src/core/base/strings.h"
+#include "src/transport/unix_socket.h"
 
 namespace kvxfer::shm {
 namespace {
-
-// The longest abstract name that fits sockaddr_un after its leading zero byte.
-constexpr size_t kMaxSocketName = 106;
 
 // Takes the number at the front of `text`, up to `end` or the end of the text, and consumes both.
 template <typename Number>
@@ -41,8 +39,8 @@ absl::StatusOr<Address> DecodeAddress(std::string_view text) {
   Address address;
   std::string_view rest = text;
   if (!TakePrefix(rest, "1:") || !TakeNumber(rest, ':', address.pid) ||
-      !TakeNumber(rest, ':', address.start_time) || rest.empty() || rest.size() > kMaxSocketName ||
-      address.pid == 0) {
+      !TakeNumber(rest, ':', address.start_time) || rest.empty() ||
+      rest.size() > net::kMaxUnixName || address.pid == 0) {
     return absl::InvalidArgumentError(
         "shm: the peer's address is not one of this version; both sides need the same kvxfer");
   }
@@ -77,21 +75,8 @@ absl::Status CheckReachable(const HostIdentity& here, const HostIdentity& there)
     return refuse(absl::StrCat("it runs on another host (or this one before a restart) than ",
                                here.hostname));
   }
-  if (here.net_namespace != there.net_namespace) {
-    return refuse(
-        "it is in another network namespace, and abstract sockets do not cross them (run both "
-        "containers with one network, e.g. --network=host)");
-  }
-  if (here.pid_namespace != there.pid_namespace) {
-    return refuse(
-        "it is in another pid namespace, where its process id means nothing here (run both "
-        "containers with one, e.g. --pid=host)");
-  }
-  if (here.uid != there.uid) {
-    return refuse(absl::StrCat("it runs as uid ", there.uid, " and this process as uid ", here.uid,
-                               "; shm joins processes of one user only"));
-  }
-  return absl::OkStatus();
+  const std::string why = net::WhyNotJoined(here, there, "shm");
+  return why.empty() ? absl::OkStatus() : refuse(why);
 }
 
 }  // namespace kvxfer::shm

@@ -30,7 +30,7 @@ TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
                         .needs_remote_cpu = true,
                         .serves_metadata = true,
                         .max_op_bytes = kMaxFrameBytes,
-                        .max_op_runs = kMaxFrameRuns,
+                        .max_op_pieces = kMaxFrameRuns,
                         .max_message_bytes = kMaxMessageBytes};
 }
 

@@ -112,12 +112,12 @@ absl::Status Link::CheckOp(const Op& op) const {
         "tcp: ops are posted on the endpoint that connected; connect to the peer");
   }
   const BlockRange& blocks = op.blocks;
-  if (op.rail < rails_.size() && op.transfer != 0 && blocks.runs <= kMaxFrameRuns &&
+  if (op.rail < rails_.size() && op.transfer != 0 && blocks.pieces <= kMaxFrameRuns &&
       blocks.bytes <= kMaxFrameBytes && net::HaveKeys(blocks)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "tcp: op ", op.id, " (rail ", op.rail, ", ", blocks.runs, " runs, ", blocks.bytes,
+      "tcp: op ", op.id, " (rail ", op.rail, ", ", blocks.pieces, " pieces, ", blocks.bytes,
       " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
 }
 

@@ -89,7 +89,7 @@ void Rail::Push(const Op& op) {
   given_ += bytes;
   Outgoing& frame = out_.emplace_back();
   frame.head = {.kind = op.kind == OpKind::kWrite ? FrameKind::kWrite : FrameKind::kReadRequest,
-                .runs = static_cast<uint16_t>(op.blocks.runs),
+                .runs = static_cast<uint16_t>(op.blocks.pieces),
                 .bytes = static_cast<uint32_t>(bytes),
                 .transfer = op.transfer};
   frame.op = op.id;

@@ -36,7 +36,7 @@ absl::Status Rail::OnReadRuns() {
     response.head.bytes = head_.bytes;
     response.short_runs = AreShort(head_.bytes, head_.runs);
     response.payload =
-        RunWalk({.view = &response.served->view, .bytes = head_.bytes, .runs = head_.runs});
+        RunWalk({.view = &response.served->view, .bytes = head_.bytes, .pieces = head_.runs});
   }
   queued_bytes_ += response.head.bytes;
   out_.push_back(std::move(response));

@@ -1,4 +1,4 @@
-// UcxBackend: construction and destruction, the agent's calls, paths and their links.
+// UcxBackend: construction and destruction, the agent's calls, paths and their endpoints.
 
 #include "src/backends/ucx/backend.h"
 
@@ -21,7 +21,7 @@ constexpr Duration kFlushTimeout = std::chrono::milliseconds(20);
 // How long destruction waits for endpoints to close. Only shared memory makes a close wait for a
 // peer.
 constexpr Duration kCloseTimeout = std::chrono::milliseconds(100);
-// How many ended links are remembered.
+// How many ended endpoints are remembered.
 constexpr size_t kMaxEnded = 1024;
 
 // UCX refers to these paths for as long as the process lives, so they are never destroyed.
@@ -44,11 +44,11 @@ UcxBackend::UcxBackend(const BackendContext& context)
                         .rail_keeps_order = true,
                         .needs_remote_cpu = true,
                         .max_op_bytes = kMaxOpBytes,
-                        .max_op_runs = kMaxOpRuns,
+                        .max_op_pieces = kMaxOpPieces,
                         .max_message_bytes = kMaxMessageBytes};
 }
 
-absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendContext& context) {
+absl::StatusOr<std::unique_ptr<Backend>> UcxBackend::Create(const BackendContext& context) {
   const auto options = ReadOptions<UcxOptions>("ucx", context.options);
   if (!options.ok()) return options.status();
   std::unique_ptr<UcxBackend> backend(new UcxBackend(context));
@@ -81,10 +81,10 @@ absl::StatusOr<std::unique_ptr<UcxBackend>> UcxBackend::Create(const BackendCont
 
 UcxBackend::~UcxBackend() {
   if (worker_ == nullptr) return;
-  // Links that were accepted and not handed out yet use this object when they are destroyed, so
+  // Endpoints that were accepted and not handed out yet use this object when they are destroyed, so
   // they go first.
   events_.Clear();
-  for (auto& [cookie, link] : links_) link->Detach();
+  for (auto& [cookie, endpoint] : endpoints_) endpoint->Detach();
   // Rejects the connections that wait.
   listener_.reset();
   // UCX owes peers an answer only where it wires devices up by worker address.
@@ -136,10 +136,10 @@ absl::StatusOr<std::unique_ptr<Endpoint>> UcxBackend::Connect(std::string_view a
   // A path without space has a peer that takes nothing: further hellos would only pile up.
   if (!(*path)->space()) return absl::UnavailableError("ucx: the peer takes nothing");
   (*path)->WatchProcess(host, host_);
-  auto link = std::make_unique<Link>(this, *path, *peer);
-  links_.emplace(link->cookie(), link.get());
-  dialling_.push_back(link.get());
-  return link;
+  auto endpoint = std::make_unique<UcxEndpoint>(this, *path, *peer);
+  endpoints_.emplace(endpoint->cookie(), endpoint.get());
+  dialling_.push_back(endpoint.get());
+  return endpoint;
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> UcxBackend::Register(const LocalRegion& region) {
@@ -158,38 +158,39 @@ absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& place,
   return paths_.emplace(place, *std::move(path)).first->second.get();
 }
 
-// Ends the path's links. The path itself stays in closing_ until UCX has called back for its
+// Ends the path's endpoints. The path itself stays in closing_ until UCX has called back for its
 // frames.
 void UcxBackend::DropPath(Path* path) {
   const absl::Status why = path->failed() ? path->status() : absl::CancelledError("closed");
-  // A copy: OnPathDown removes each link from path->links.
-  const std::vector<Link*> links = path->links;
-  for (Link* link : links) link->OnPathDown(why);
+  // A copy: OnPathDown removes each endpoint from path->endpoints.
+  const std::vector<UcxEndpoint*> endpoints = path->endpoints;
+  for (UcxEndpoint* endpoint : endpoints) endpoint->OnPathDown(why);
   path->Close();
   const auto it = paths_.find(path->place());
   closing_.push_back(std::move(it->second));
   paths_.erase(it);
 }
 
-void UcxBackend::Activate(Link* link) {
-  if (std::ranges::find(active_, link) == active_.end()) active_.push_back(link);
+void UcxBackend::Activate(UcxEndpoint* endpoint) {
+  if (std::ranges::find(active_, endpoint) == active_.end()) active_.push_back(endpoint);
 }
 
-void UcxBackend::Forget(Link* link, bool told) {
-  links_.erase(link->cookie());
-  std::erase(active_, link);
-  std::erase(dialling_, link);
+void UcxBackend::Forget(UcxEndpoint* endpoint, bool told) {
+  endpoints_.erase(endpoint->cookie());
+  std::erase(active_, endpoint);
+  std::erase(dialling_, endpoint);
   if (told) return;
-  ended_[link->cookie()] = {.place = link->path()->place(), .peer_cookie = link->peer_cookie()};
-  ended_order_.push_back(link->cookie());
+  ended_[endpoint->cookie()] = {.place = endpoint->path()->place(),
+                                .peer_cookie = endpoint->peer_cookie()};
+  ended_order_.push_back(endpoint->cookie());
   if (ended_order_.size() <= kMaxEnded) return;
   ended_.erase(ended_order_.front());
   ended_order_.pop_front();
 }
 
-void UcxBackend::Purge(Link* link) {
-  if (link->accepted()) --accepted_;
-  events_.Purge(link);
+void UcxBackend::Purge(UcxEndpoint* endpoint) {
+  if (endpoint->accepted()) --accepted_;
+  events_.Purge(endpoint);
 }
 
 }  // namespace kvxfer::ucx

@@ -1,8 +1,8 @@
-// The ucx backend: one UCX worker for all links, the paths to the peers' workers, and Poll's work
-// for all of them.
+// The ucx backend: one UCX worker for all endpoints, the paths to the peers' workers, and Poll's
+// work for all of them.
 //
 //   backend.cc       construction, destruction and the agent's calls
-//   backend_poll.cc  Poll: progress, hellos, sending, failed paths, frames without a link
+//   backend_poll.cc  Poll: progress, hellos, sending, failed paths, frames without an endpoint
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
 // Thread-safety: none, see kvxfer/backend.h; Register from any thread.
@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "kvxfer/backend.h"
+#include "src/backends/ucx/endpoint.h"
 #include "src/backends/ucx/frames.h"
-#include "src/backends/ucx/link.h"
 #include "src/backends/ucx/listener.h"
 #include "src/backends/ucx/path.h"
 #include "src/backends/ucx/worker.h"
@@ -35,10 +35,10 @@ namespace kvxfer::ucx {
 
 class UcxBackend final : public Backend, private FrameSink {
  public:
-  // The limit of links that peers opened; further ones are refused.
+  // The limit of endpoints that peers opened; further ones are refused.
   static constexpr size_t kMaxAccepted = 1024;
 
-  static absl::StatusOr<std::unique_ptr<UcxBackend>> Create(const BackendContext& context);
+  static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~UcxBackend() override;
 
   const BackendInfo& Describe() const override { return info_; }
@@ -49,25 +49,25 @@ class UcxBackend final : public Backend, private FrameSink {
   size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
 
-  // --- for links ---
+  // --- for endpoints ---
   using Events = EventQueue<std::string>;
   Events& events() { return events_; }
   net::RegionMap& regions() { return regions_; }
   Worker& worker() { return *worker_; }
   const Incarnation& incarnation() const { return incarnation_; }
   const HostIdentity& host() const { return host_; }
-  // `link` may have something to send.
-  void Activate(Link* link);
-  // The peer answered `link`, which this side opened.
-  void Welcomed(Link* link) { std::erase(dialling_, link); }
-  // `link` is down: its cookie no longer means anything. `told`: the peer has been sent a bye.
-  void Forget(Link* link, bool told);
-  // `link` is being destroyed.
-  void Purge(Link* link);
+  // `endpoint` may have something to send.
+  void Activate(UcxEndpoint* endpoint);
+  // The peer answered `endpoint`, which this side opened.
+  void Welcomed(UcxEndpoint* endpoint) { std::erase(dialling_, endpoint); }
+  // `endpoint` is down: its cookie no longer means anything. `told`: the peer has been sent a bye.
+  void Forget(UcxEndpoint* endpoint, bool told);
+  // `endpoint` is being destroyed.
+  void Purge(UcxEndpoint* endpoint);
 
  private:
-  // A link that ended without a bye to the peer. The peer's next frame for it is answered by one
-  // bye.
+  // An endpoint that ended without a bye to the peer. The peer's next frame for it is answered by
+  // one bye.
   struct Ended {
     std::string place;         // the place of its path
     uint64_t peer_cookie = 0;  // 0: not known
@@ -97,20 +97,21 @@ class UcxBackend final : public Backend, private FrameSink {
   const Incarnation incarnation_;
   const HostIdentity host_;
   const Duration connect_timeout_;
-  // The links, paths and requests of UCX use the members above them, so they are destroyed first.
+  // The endpoints, paths and requests of UCX use the members above them, so they are destroyed
+  // first.
   net::RegionMap regions_;
   std::unique_ptr<net::Reactor> reactor_;
   OutgoingPool pool_;
   std::unique_ptr<Worker> worker_;
-  std::unique_ptr<Listener> listener_;                  // null without UcxOptions::listen
-  std::map<std::string, std::unique_ptr<Path>> paths_;  // by place
-  std::vector<std::unique_ptr<Path>> closing_;          // closed, but UCX still uses them
-  std::unordered_map<uint64_t, Link*> links_;           // links that are not down, by cookie
-  std::vector<Link*> active_;                           // links that may have something to send
-  std::vector<Link*> dialling_;  // links without an answer so far, oldest first
-  // Which link SendAll serves first.
+  std::unique_ptr<Listener> listener_;                    // null without UcxOptions::listen
+  std::map<std::string, std::unique_ptr<Path>> paths_;    // by place
+  std::vector<std::unique_ptr<Path>> closing_;            // closed, but UCX still uses them
+  std::unordered_map<uint64_t, UcxEndpoint*> endpoints_;  // endpoints that are not down, by cookie
+  std::vector<UcxEndpoint*> active_;    // endpoints that may have something to send
+  std::vector<UcxEndpoint*> dialling_;  // endpoints without an answer so far, oldest first
+  // Which endpoint SendAll serves first.
   size_t turn_ = 0;
-  // Links that peers opened and that still exist.
+  // Endpoints that peers opened and that still exist.
   size_t accepted_ = 0;
   // A hello that waits for an answer.
   struct Caller {

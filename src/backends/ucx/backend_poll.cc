@@ -15,10 +15,10 @@ namespace {
 
 // How often one Poll calls UCX's progress; each call receives a handful of frames.
 constexpr int kProgressPerPoll = 16;
-// How many bytes all links send in one Poll, and how many one link sends before the next link's
-// turn.
+// How many bytes all endpoints send in one Poll, and how many one endpoint sends before the next
+// endpoint's turn.
 constexpr size_t kSentPerPoll = 1024 * 1024;
-constexpr size_t kSentPerLink = 256 * 1024;
+constexpr size_t kSentPerEndpoint = 256 * 1024;
 // Above this many paths, connections to the listener are rejected and hellos of new workers
 // dropped.
 constexpr size_t kMaxPaths = 4096;
@@ -26,7 +26,7 @@ constexpr size_t kMaxPaths = 4096;
 constexpr int kAcceptedPerPoll = 4;
 // How many hellos may wait; one Poll answers one.
 constexpr size_t kMaxHellos = 1024;
-// How many paths without links are kept for reuse.
+// How many paths without endpoints are kept for reuse.
 constexpr size_t kMaxIdlePaths = 64;
 // UCX refuses to be armed while sends wait for a peer that takes nothing, and no descriptor becomes
 // readable for them. After kBusyArms refusals the backend lets the agent sleep anyway, for
@@ -71,8 +71,8 @@ void UcxBackend::OnFrame(std::span<const std::byte> frame, ucp_ep_h from) {
   }
   const std::span<const std::byte> body = frame.subspan(kFrameHeadBytes);
   if (head->kind != FrameKind::kHello) {
-    const auto it = links_.find(head->cookie);
-    if (it == links_.end()) return OnStray(*head, body);
+    const auto it = endpoints_.find(head->cookie);
+    if (it == endpoints_.end()) return OnStray(*head, body);
     return it->second->OnFrame(*head, body);
   }
   absl::StatusOr<Hello> hello = DecodeHello(body);
@@ -97,15 +97,15 @@ void UcxBackend::OnFrame(std::span<const std::byte> frame, ucp_ep_h from) {
   callers_.push_back({.hello = *std::move(hello), .place = std::move(place)});
 }
 
-// A frame for a link that has ended or never existed. The peer of a link that ended without a bye
-// is sent one now, once.
+// A frame for an endpoint that has ended or never existed. The peer of an endpoint that ended
+// without a bye is sent one now, once.
 void UcxBackend::OnStray(const FrameHead& head, std::span<const std::byte> body) {
   const auto it = ended_.find(head.cookie);
-  // Answering a bye would make two sides without the link answer each other.
+  // Answering a bye would make two sides without the endpoint answer each other.
   if (it == ended_.end() || head.kind == FrameKind::kBye) return;
   Ended ended = it->second;
-  // If the link ended before the peer's welcome arrived, the welcome brings the cookie that the bye
-  // has to name.
+  // If the endpoint ended before the peer's welcome arrived, the welcome brings the cookie that the
+  // bye has to name.
   if (head.kind == FrameKind::kWelcome && ended.peer_cookie == 0) {
     ended.peer_cookie = DecodeWelcome(body).value_or(ucx::Welcome{}).cookie;
   }
@@ -113,23 +113,23 @@ void UcxBackend::OnStray(const FrameHead& head, std::span<const std::byte> body)
   // Without space the entry stays, and the peer's next frame is answered.
   if (ended.peer_cookie == 0 || path == paths_.end() || !path->second->space()) return;
   ended_.erase(it);
-  Refuse(path->second.get(), ended.peer_cookie, "the link has ended");
+  Refuse(path->second.get(), ended.peer_cookie, "the connection has ended");
 }
 
 void UcxBackend::Refuse(Path* path, uint64_t cookie, std::string_view why) {
   if (!path->space()) return;
   path->Begin().Append(std::as_bytes(std::span(why)));
-  // A bye without order: no link's sequence has a number for it.
+  // A bye without order: no endpoint's sequence has a number for it.
   path->Send({.kind = FrameKind::kBye, .cookie = cookie});
 }
 
 // UCX does not report a peer whose process exists and does not answer, for example because it is
-// stopped. dialling_ is sorted by age, so the first link that is young enough ends the search.
+// stopped. dialling_ is sorted by age, so the first endpoint that is young enough ends the search.
 void UcxBackend::EndLateDials() {
   if (dialling_.empty()) return;
   const Time late = Now() - connect_timeout_;
   while (!dialling_.empty() && dialling_.front()->made() <= late) {
-    // Shutdown removes the link from dialling_ through Forget.
+    // Shutdown removes the endpoint from dialling_ through Forget.
     dialling_.front()->Shutdown(absl::UnavailableError(
         absl::StrCat("no answer within ", connect_timeout_ / std::chrono::milliseconds(1), " ms")));
   }
@@ -193,10 +193,10 @@ void UcxBackend::Welcome(const Hello& hello, const std::string& place) {
     return Refuse(*path, hello.cookie, "this agent has as many connections as it takes");
   }
   ++accepted_;
-  auto link = std::make_unique<Link>(this, *path, hello);
-  links_.emplace(link->cookie(), link.get());
-  Activate(link.get());
-  events_.Push(MakeAccepted(std::move(link)));
+  auto endpoint = std::make_unique<UcxEndpoint>(this, *path, hello);
+  endpoints_.emplace(endpoint->cookie(), endpoint.get());
+  Activate(endpoint.get());
+  events_.Push(MakeAccepted(std::move(endpoint)));
 }
 
 void UcxBackend::FailPaths() {
@@ -211,11 +211,11 @@ void UcxBackend::FailPaths() {
 
 void UcxBackend::TrimPaths() {
   if (paths_.size() <= kMaxIdlePaths) return;
-  // A path that was just accepted has no link because its peer has not sent a hello yet.
+  // A path that was just accepted has no endpoint because its peer has not sent a hello yet.
   const Time young = Now() - connect_timeout_;
   const auto idle = [young](const auto& entry) {
     const Path& path = *entry.second;
-    return path.links.empty() && (path.place().front() != kAccepted || path.made() < young);
+    return path.endpoints.empty() && (path.place().front() != kAccepted || path.made() < young);
   };
   size_t excess = static_cast<size_t>(std::ranges::count_if(paths_, idle));
   for (auto it = paths_.begin(); it != paths_.end() && excess > kMaxIdlePaths;) {
@@ -226,19 +226,19 @@ void UcxBackend::TrimPaths() {
   }
 }
 
-// The links take turns, so that one link's bulk data does not delay another's messages.
+// The endpoints take turns, so that one endpoint's bulk data does not delay another's messages.
 void UcxBackend::SendAll() {
   size_t left = kSentPerPoll;
-  // A copy: Pump may end a link, which removes it from active_.
-  const std::vector<Link*> links = active_;
-  const size_t first = links.empty() ? 0 : turn_++ % links.size();
-  for (size_t i = 0; i < links.size() && left > 0; ++i) {
-    size_t budget = std::min(left, kSentPerLink);
+  // A copy: Pump may end an endpoint, which removes it from active_.
+  const std::vector<UcxEndpoint*> endpoints = active_;
+  const size_t first = endpoints.empty() ? 0 : turn_++ % endpoints.size();
+  for (size_t i = 0; i < endpoints.size() && left > 0; ++i) {
+    size_t budget = std::min(left, kSentPerEndpoint);
     left -= budget;
-    links[(first + i) % links.size()]->Pump(budget);
+    endpoints[(first + i) % endpoints.size()]->Pump(budget);
     left += budget;
   }
-  std::erase_if(active_, [](const Link* link) { return !link->WantsToSend(); });
+  std::erase_if(active_, [](const UcxEndpoint* endpoint) { return !endpoint->WantsToSend(); });
 }
 
 bool UcxBackend::HasWork() const {
@@ -246,8 +246,9 @@ bool UcxBackend::HasWork() const {
   if (listener_ != nullptr && listener_->waiting()) return true;
   const auto failed = [](const auto& entry) { return entry.second->failed(); };
   if (std::ranges::any_of(paths_, failed)) return true;
-  return std::ranges::any_of(
-      active_, [](const Link* link) { return link->WantsToSend() && link->path()->space(); });
+  return std::ranges::any_of(active_, [](const UcxEndpoint* endpoint) {
+    return endpoint->WantsToSend() && endpoint->path()->space();
+  });
 }
 
 bool UcxBackend::Arm() {

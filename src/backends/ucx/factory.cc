@@ -10,9 +10,7 @@
 namespace kvxfer {
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeUcxBackend(const BackendContext& context) {
-  absl::StatusOr<std::unique_ptr<ucx::UcxBackend>> backend = ucx::UcxBackend::Create(context);
-  if (!backend.ok()) return backend.status();
-  return std::unique_ptr<Backend>(*std::move(backend));
+  return ucx::UcxBackend::Create(context);
 }
 
 std::string UcxLibraryVersion() { return ucx::LibraryVersion(); }

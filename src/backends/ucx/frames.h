@@ -25,10 +25,10 @@ inline constexpr uint16_t kWireVersion = 2;
 // frames of that size.
 inline constexpr size_t kMaxFrameBytes = 65'280;
 inline constexpr size_t kMaxMessageBytes = 256 * 1024;
-// The most bytes of data frames that may be unacknowledged in one direction of a link. This bounds
-// what a slow peer has to buffer, and what a cancel comes too late for. The receiver acknowledges
-// every kCreditEvery bytes. The value is what the queue of UCX's shared memory holds (256 times
-// 8 KiB, freed in halves): UCX does not report when a full queue has space again.
+// The most bytes of data frames that may be unacknowledged in one direction of an endpoint. This
+// bounds what a slow peer has to buffer, and what a cancel comes too late for. The receiver
+// acknowledges every kCreditEvery bytes. The value is what the queue of UCX's shared memory holds
+// (256 times 8 KiB, freed in halves): UCX does not report when a full queue has space again.
 inline constexpr uint32_t kDataWindow = 1024 * 1024;
 inline constexpr uint32_t kCreditEvery = kDataWindow / 4;
 // How many bytes of the window a data frame of `frame_bytes` (with its head) uses. A small frame
@@ -38,18 +38,18 @@ inline constexpr uint32_t ChargeOf(size_t frame_bytes) {
   return static_cast<uint32_t>(frame_bytes < kDataWindow / 128 ? kDataWindow / 128 : frame_bytes);
 }
 inline constexpr size_t kMaxOpBytes = 1024 * 1024;
-inline constexpr size_t kMaxOpRuns = 256;
+inline constexpr size_t kMaxOpPieces = 256;
 
 enum class FrameKind : uint8_t {
-  kHello = 1,       // connecting side: a Hello; not part of any link's order
-  kWelcome = 2,     // accepting side: its cookie of the link and the id of its path
+  kHello = 1,       // connecting side: a Hello; not part of any endpoint's order
+  kWelcome = 2,     // accepting side: its cookie of the endpoint and the id of its path
   kAuthorized = 3,  // accepting side: data is allowed from now on
   kMessage = 4,     // both: part of one Endpoint::Send
   kWrite = 5,       // connecting side: `number` pieces, then their bytes
   kRead = 6,        // connecting side: the pieces that it asks for
   kReadData = 7,    // accepting side: the next bytes of read `number`
   kFence = 8,       // connecting side: nothing of `transfer` follows
-  // Both: the last frame, with the reason as text; order 0: the sender does not know the link.
+  // Both: the last frame, with the reason as text; order 0: the sender does not know the endpoint.
   kBye = 9,
   // Both: ChargeOf all data frames that the sender has taken is `number`, mod 2^32.
   kCredit = 10,
@@ -64,8 +64,8 @@ struct FrameHead {
   FrameKind kind = FrameKind::kMessage;
   uint16_t flags = 0;
   uint32_t bytes = 0;      // of the body, which follows the head
-  uint64_t cookie = 0;     // the receiver's cookie of the link; 0 in kHello
-  uint64_t order = 0;      // number of the frame, from 1, in its direction of the link
+  uint64_t cookie = 0;     // the receiver's cookie of the endpoint; 0 in kHello
+  uint64_t order = 0;      // number of the frame, from 1, in its direction of the endpoint
   uint64_t transfer = 0;   // kWrite, kRead, kFence
   uint32_t number = 0;     // kWrite, kRead, kReadData, kCredit
   uint32_t immediate = 0;  // kWrite
@@ -79,7 +79,7 @@ inline constexpr size_t kMaxWorkerBytes = 7 * 1024;
 using net::DecodeWireRun;
 using net::kWireRunBytes;
 using net::WireRun;
-static_assert(kMaxOpRuns * kWireRunBytes <= kMaxBodyBytes, "a read is asked for in one frame");
+static_assert(kMaxOpPieces * kWireRunBytes <= kMaxBodyBytes, "a read is asked for in one frame");
 
 struct Welcome {
   uint64_t cookie = 0;
@@ -92,7 +92,7 @@ struct Hello {
   // The connecting side's UCX endpoint reports the failure of its peer. UCX needs the same setting
   // at both ends.
   bool reports_failure = true;
-  uint64_t cookie = 0;   // the connecting side's cookie of the link
+  uint64_t cookie = 0;   // the connecting side's cookie of the endpoint
   uint64_t path = 0;     // random id of the connecting side's UCX endpoint
   Incarnation target{};  // the agent that the connecting side means
   Incarnation dialler{};

@@ -1,4 +1,4 @@
-// A UCX endpoint to the worker of one peer, shared by all links with that peer. It keeps account of
+// A ucp_ep to the worker of one peer, which all endpoints of that peer share. It keeps account of
 // the frames that UCX has not sent yet, and watches the peer's process if that is visible here.
 //
 // Path::Send copies or hands over everything that a frame was built from: that memory is not read
@@ -29,12 +29,12 @@
 
 namespace kvxfer::ucx {
 
-class Link;
+class UcxEndpoint;
 
 class Path final : private net::Watcher {
  public:
   // Limits of frames that UCX has accepted and not completed, and of their bytes: further frames
-  // wait in the links.
+  // wait in the endpoints.
   static constexpr size_t kWindow = 64;
   static constexpr size_t kWindowBytes = 1024 * 1024;
 
@@ -95,7 +95,7 @@ class Path final : private net::Watcher {
   std::string Lanes() const;
   uint32_t pid() const { return pid_; }  // 0: not known, or not of this host
 
-  std::vector<Link*> links;  // links that use the path
+  std::vector<UcxEndpoint*> endpoints;  // endpoints that use the path
 
  private:
   Path(const Parts& parts, std::string place);

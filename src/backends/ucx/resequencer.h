@@ -1,4 +1,4 @@
-// Puts the frames of one direction of a link in order. UCX's active messages may overtake each
+// Puts the frames of one direction of an endpoint in order. UCX's active messages may overtake each
 // other if an endpoint has several lanes. A frame that comes early is copied and kept, within a
 // bound.
 //

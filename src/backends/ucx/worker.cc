@@ -89,9 +89,9 @@ absl::Status Configure(const AgentOptions& agent, const UcxOptions& options, Con
 }
 
 // Sets options of transports: over tcp a frame fits one segment, and the queue of shared memory
-// holds what may be in flight. The segment sizes have to be equal at both ends of a link. UCX would
-// warn about such options if no transport has them, so the transports have to be known. False:
-// there was nothing to set.
+// holds what may be in flight. The segment sizes have to be equal at both ends of an endpoint. UCX
+// would warn about such options if no transport has them, so the transports have to be known.
+// False: there was nothing to set.
 bool SetTransports(Config& config, const std::set<std::string>& transports) {
   unsigned major = 0;
   unsigned minor = 0;

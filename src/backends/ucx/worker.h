@@ -1,4 +1,4 @@
-// One UCX context with one worker, which all links of the backend share. It passes on what is
+// One UCX context with one worker, which all endpoints of the backend share. It passes on what is
 // received frame by frame.
 //
 // Thread-safety: none; called by the agent's driver only, which may be a different thread each

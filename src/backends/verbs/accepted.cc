@@ -10,59 +10,49 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer::verbs {
-namespace {
+VerbsAcceptedEndpoint::VerbsAcceptedEndpoint(VerbsBackend* backend, net::Fd control,
+                                             std::string peer)
+    : VerbsEndpoint(backend, std::move(control), std::move(peer)) {}
 
-// How long the accepting side waits for the initiator to report that a fenced transfer is quiet. An
-// initiator that does not (its process may be stopped while its device works on) loses its queue
-// pairs.
-constexpr Duration kPatience = std::chrono::seconds(3);
-
-}  // namespace
-
-AcceptedLink::AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer)
-    : Link(backend, std::move(control), std::move(peer)) {}
-
-AcceptedLink::~AcceptedLink() {
+VerbsAcceptedEndpoint::~VerbsAcceptedEndpoint() {
   if (backend_ == nullptr) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   if (scratch_) backend_->accepted_scratch().Give(*scratch_);
   for (const Undestroyed& left : undestroyed_) backend_->RemoveReceiver(left.number, *left.device);
 }
 
-void AcceptedLink::SayHello() { Tell(Ports{.ports = backend_->PortInfos()}); }
+void VerbsAcceptedEndpoint::SayHello() { Tell(Ports{.ports = backend_->PortInfos()}); }
 
-EndpointInfo AcceptedLink::Describe() const {
+EndpointInfo VerbsAcceptedEndpoint::Describe() const {
   std::string path = Name();
-  for (const Rail& rail : rails_) {
+  for (const AcceptedRail& rail : rails_) {
     if (rail.end != nullptr) absl::StrAppend(&path, ", ", rail.end->address().port.name);
   }
   return {.path = std::move(path), .rails = std::vector<RailInfo>(rails_offered_)};
 }
 
-void AcceptedLink::Authorize() {
+void VerbsAcceptedEndpoint::Authorize() {
   if (std::exchange(authorized_, true)) return;
-  for (Rail& rail : rails_) {
+  for (AcceptedRail& rail : rails_) {
     if (down() || !rail.offer) continue;
     Make(*std::exchange(rail.offer, std::nullopt));
   }
 }
 
-bool AcceptedLink::Post(const Op& op) {
+bool VerbsAcceptedEndpoint::Post(const Op& op) {
   if (!up()) return false;
-  Say(EventKind::kCompletion, op.id,
-      absl::FailedPreconditionError(
-          "verbs: ops are posted on the endpoint that connected; connect to the peer"));
+  Emit(MakeRefused(this, op, "verbs"));
   return true;
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> AcceptedLink::Import(const RemoteRegion& region,
-                                                                std::string_view key) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> VerbsAcceptedEndpoint::Import(const RemoteRegion& region,
+                                                                         std::string_view key) {
   absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> decoded = VerbsRemoteKey::Decode(region, key);
   if (!decoded.ok()) return decoded.status();
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status AcceptedLink::OnDecoded(Blob& blob) {
+absl::Status VerbsAcceptedEndpoint::OnDecoded(Blob& blob) {
   if (const auto* offer = std::get_if<Offer>(&blob)) return OnOffer(*offer);
   if (const auto* quiet = std::get_if<Quiet>(&blob); quiet && authorized_) {
     OnQuiet(quiet->transfer);
@@ -73,7 +63,7 @@ absl::Status AcceptedLink::OnDecoded(Blob& blob) {
     return OnProbe(*probe);
   }
   if (const auto* lost = std::get_if<RailLost>(&blob); lost && lost->rail < rails_.size()) {
-    Rail& rail = rails_[lost->rail];
+    AcceptedRail& rail = rails_[lost->rail];
     if (rail.offer && rail.offer->life == lost->life) rail.offer.reset();
     if (rail.life == lost->life) Kill(lost->rail);
     return absl::OkStatus();
@@ -81,7 +71,7 @@ absl::Status AcceptedLink::OnDecoded(Blob& blob) {
   return absl::InvalidArgumentError("the peer sent a verbs frame that has no place here");
 }
 
-absl::Status AcceptedLink::OnOffer(const Offer& offer) {
+absl::Status VerbsAcceptedEndpoint::OnOffer(const Offer& offer) {
   const bool fresh = offer.rail < rails_.size() && offer.life > rails_[offer.rail].life &&
                      (!rails_[offer.rail].offer || offer.life > rails_[offer.rail].offer->life);
   if (!fresh) {
@@ -96,7 +86,7 @@ absl::Status AcceptedLink::OnOffer(const Offer& offer) {
   return absl::OkStatus();
 }
 
-void AcceptedLink::Make(const Offer& offer) {
+void VerbsAcceptedEndpoint::Make(const Offer& offer) {
   Kill(offer.rail);
   rails_[offer.rail].offer = offer;
   rails_[offer.rail].life = offer.life;
@@ -105,7 +95,7 @@ void AcceptedLink::Make(const Offer& offer) {
   if (!status.ok()) OnSetUp(offer.rail, std::move(status), nullptr);
 }
 
-absl::Status AcceptedLink::TryMake(const Offer& offer) {
+absl::Status VerbsAcceptedEndpoint::TryMake(const Offer& offer) {
   if (offer.port >= backend_->ports().size()) {
     return absl::InvalidArgumentError("no such port");
   }
@@ -129,8 +119,9 @@ absl::Status AcceptedLink::TryMake(const Offer& offer) {
 }
 
 // Nothing can arrive through `pair` yet: the peer does not know its number.
-void AcceptedLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) {
-  Rail& of = rails_[rail];
+void VerbsAcceptedEndpoint::OnSetUp(uint32_t rail, absl::Status status,
+                                    std::unique_ptr<QueuePair> pair) {
+  AcceptedRail& of = rails_[rail];
   of.job = 0;
   of.offer.reset();
   if (status.ok()) status = pair->device().why_broken();
@@ -149,8 +140,8 @@ void AcceptedLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<Q
   Tell(answer);
 }
 
-absl::Status AcceptedLink::OnProbe(const Probe& probe) {
-  Rail& rail = rails_[probe.rail];
+absl::Status VerbsAcceptedEndpoint::OnProbe(const Probe& probe) {
+  AcceptedRail& rail = rails_[probe.rail];
   if (probe.life > rail.life || (probe.life == rail.life && std::exchange(rail.probed, true))) {
     return absl::InvalidArgumentError(
         "the peer asked about a probe over a queue pair that it did not offer, or twice");
@@ -162,12 +153,12 @@ absl::Status AcceptedLink::OnProbe(const Probe& probe) {
   return absl::OkStatus();
 }
 
-void AcceptedLink::OnImmediate(uint32_t rail, uint32_t immediate) {
+void VerbsAcceptedEndpoint::OnImmediate(uint32_t rail, uint32_t immediate) {
   backend_->arrival_flusher().OnImmediate();
   Emit({.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
-void AcceptedLink::Kill(uint32_t rail) {
+void VerbsAcceptedEndpoint::Kill(uint32_t rail) {
   backend_->setups().Cancel(std::exchange(rails_[rail].job, 0));
   rails_[rail].offer.reset();
   // Taken out first: a receive that it flushes must not end it a second time.
@@ -187,13 +178,13 @@ void AcceptedLink::Kill(uint32_t rail) {
   }
 }
 
-void AcceptedLink::Gone(Device& device, uint32_t number) {
+void VerbsAcceptedEndpoint::Gone(Device& device, uint32_t number) {
   // Completions that arrived while it was destroyed.
   device.DrainReceived();
   backend_->RemoveReceiver(number, device);
 }
 
-void AcceptedLink::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
+void VerbsAcceptedEndpoint::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
   Gone(device, number);
   // A device may refuse several queue pairs of one rail.
   std::erase_if(undestroyed_, [&](const Undestroyed& one) {
@@ -202,22 +193,22 @@ void AcceptedLink::OnDestroyed(uint32_t rail, Device& device, uint32_t number) {
   if (rails_[rail].fence_due && !IsUndestroyed(rail)) FinishFenceRail(rail);
   if (!undestroyed_.empty()) return;
   for (const uint64_t transfer : std::exchange(fenced_, {})) {
-    Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
+    Emit(MakeFenced(this, {.transfer = transfer}));
   }
   FinishDown();
 }
 
-bool AcceptedLink::IsUndestroyed(uint32_t rail) const {
+bool VerbsAcceptedEndpoint::IsUndestroyed(uint32_t rail) const {
   return std::ranges::find(undestroyed_, rail, &Undestroyed::rail) != undestroyed_.end();
 }
 
-void AcceptedLink::Lose(uint32_t rail, std::string_view why) {
+void VerbsAcceptedEndpoint::Lose(uint32_t rail, std::string_view why) {
   if (rails_[rail].end == nullptr) return;
   Kill(rail);
   Tell(net::LostRail(rail, rails_[rail].life, why));
 }
 
-void AcceptedLink::Fence(FenceScope scope) {
+void VerbsAcceptedEndpoint::Fence(FenceScope scope) {
   if (!up()) return;
   if (scope.rail != FenceScope::kEveryRail) {
     FenceRail(scope.rail);
@@ -226,64 +217,54 @@ void AcceptedLink::Fence(FenceScope scope) {
   }
 }
 
-void AcceptedLink::FenceTransfer(uint64_t transfer) {
-  asked_.try_emplace(transfer, Now() + kPatience);
-  AnswerFences(transfer, fences_.Ask(transfer));
+void VerbsAcceptedEndpoint::FenceTransfer(uint64_t transfer) {
+  AnswerFences(transfer, fences_.Ask(transfer, Now()));
   backend_->TimersChanged();
 }
 
-std::optional<Time> AcceptedLink::DataDeadline() const {
-  std::optional<Time> next;
-  for (const auto& [transfer, patience] : asked_) next = Earlier(next, patience);
-  return next;
+void VerbsAcceptedEndpoint::OnQuiet(uint64_t transfer) {
+  AnswerFences(transfer, fences_.OnQuiet(transfer));
 }
 
-void AcceptedLink::OnQuiet(uint64_t transfer) {
-  AnswerFences(transfer, fences_.OnMarker(transfer, 0));
-}
-
-void AcceptedLink::AnswerFences(uint64_t transfer, uint32_t count) {
+void VerbsAcceptedEndpoint::AnswerFences(uint64_t transfer, uint32_t count) {
   if (count == 0) return;
   // Immediates of the transfer that are in the completion queue must be reported before kFenced.
-  for (const Rail& rail : rails_) {
+  for (const AcceptedRail& rail : rails_) {
     if (rail.end != nullptr) rail.end->device().DrainReceived();
   }
-  asked_.erase(transfer);
   for (; count > 0; --count) {
     if (undestroyed_.empty()) {
-      Say(EventKind::kFenced, transfer, {}, FenceScope::kEveryRail);
+      Emit(MakeFenced(this, {.transfer = transfer}));
     } else {
       fenced_.push_back(transfer);
     }
   }
 }
 
-void AcceptedLink::OnDataDeadline(Time now) {
-  if (std::ranges::none_of(asked_, [now](const auto& fence) { return fence.second <= now; })) {
-    return;
-  }
+void VerbsAcceptedEndpoint::OnDataDeadline(Time now) {
+  if (!fences_.late(now)) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Lose(i, "a transfer had to be stopped, and its initiator did not say that it was");
   }
   // Without queue pairs all other fences are quiet too.
-  for (const auto& [transfer, patience] : std::exchange(asked_, {})) {
-    AnswerFences(transfer, fences_.OnMarker(transfer, 0));
+  for (const uint64_t transfer : fences_.unanswered()) {
+    AnswerFences(transfer, fences_.OnQuiet(transfer));
   }
 }
 
-void AcceptedLink::FenceRail(uint32_t rail) {
+void VerbsAcceptedEndpoint::FenceRail(uint32_t rail) {
   if (rail >= rails_.size()) return;
   Kill(rail);
   rails_[rail].fence_due = true;
   if (!IsUndestroyed(rail)) FinishFenceRail(rail);
 }
 
-void AcceptedLink::FinishFenceRail(uint32_t rail) {
+void VerbsAcceptedEndpoint::FinishFenceRail(uint32_t rail) {
   rails_[rail].fence_due = false;
-  Say(EventKind::kFenced, FenceScope::kEveryTransfer, {}, rail);
+  Emit(MakeFenced(this, {.rail = rail}));
 }
 
-void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+void VerbsAcceptedEndpoint::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
   // The peer tries a rail again when one of its ports has come up or changed its address.
   if (type != IBV_EVENT_PORT_ERR) SayHello();
   if (type == IBV_EVENT_PORT_ACTIVE) return;
@@ -298,13 +279,14 @@ void AcceptedLink::OnPort(const Device& device, uint8_t port, ibv_event_type typ
 }
 
 // An end that is being made over that port would get the port's earlier address.
-void AcceptedLink::Remake(uint32_t rail, const Device& device, uint8_t port) {
+void VerbsAcceptedEndpoint::Remake(uint32_t rail, const Device& device, uint8_t port) {
   const Offer offer = *rails_[rail].offer;
   const VerbsBackend::PortRef& ref = backend_->ports()[offer.port];
   if (ref.device == &device && ref.port().number == port) Make(offer);
 }
 
-void AcceptedLink::OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) {
+void VerbsAcceptedEndpoint::OnQueuePair(const Device& device, uint32_t number,
+                                        const absl::Status& why) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].end == nullptr || rails_[i].end->number() != number ||
         &rails_[i].end->device() != &device) {
@@ -314,18 +296,18 @@ void AcceptedLink::OnQueuePair(const Device& device, uint32_t number, const absl
   }
 }
 
-void AcceptedLink::OnBroken(const Device& device, const absl::Status& why) {
+void VerbsAcceptedEndpoint::OnBroken(const Device& device, const absl::Status& why) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].end == nullptr || &rails_[i].end->device() != &device) continue;
     Lose(i, ToStd(why.message()));
   }
 }
 
-void AcceptedLink::EndData(const absl::Status&) {
+void VerbsAcceptedEndpoint::EndData(const absl::Status&) {
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
-  asked_.clear();
+  fences_.Clear();
   fenced_.clear();
-  for (Rail& rail : rails_) rail.fence_due = false;
+  for (AcceptedRail& rail : rails_) rail.fence_due = false;
 }
 
 }  // namespace kvxfer::verbs

@@ -1,5 +1,5 @@
-// The accepting side of a verbs link. It makes the other ends of the peer's queue pairs once the
-// peer is authorised, and destroys them.
+// The accepting side of a verbs endpoint. It makes the other ends of the peer's queue pairs once
+// the peer is authorised, and destroys them.
 //
 // Before it is authorised a peer learns which ports exist, and nothing else: its offers are kept,
 // one per rail, and nothing is made or registered for it. Afterwards each offer gets one answer,
@@ -17,24 +17,23 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "src/backends/verbs/link.h"
+#include "src/backends/verbs/endpoint.h"
 #include "src/backends/verbs/queue_pair.h"
 #include "src/backends/verbs/scratch.h"
-#include "src/transport/fence_book.h"
+#include "src/transport/fence_waits.h"
 #include "src/transport/hello.h"
 
 namespace kvxfer::verbs {
 
-class AcceptedLink final : public Link {
+class VerbsAcceptedEndpoint final : public VerbsEndpoint {
  public:
-  AcceptedLink(VerbsBackend* backend, net::Fd control, std::string peer);
-  ~AcceptedLink() override;
+  VerbsAcceptedEndpoint(VerbsBackend* backend, net::Fd control, std::string peer);
+  ~VerbsAcceptedEndpoint() override;
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
@@ -44,7 +43,7 @@ class AcceptedLink final : public Link {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // --- Link ---
+  // --- VerbsEndpoint ---
   // Sends the list of ports, first or again after a change.
   void SayHello() override;
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
@@ -57,7 +56,7 @@ class AcceptedLink final : public Link {
   void OnImmediate(uint32_t rail, uint32_t immediate);
 
  private:
-  struct Rail {
+  struct AcceptedRail {
     std::unique_ptr<QueuePair> end;
     uint32_t life = 0;
     bool probed = false;  // the peer has asked about the probe of that life
@@ -73,7 +72,7 @@ class AcceptedLink final : public Link {
     uint32_t number = 0;
   };
 
-  std::optional<Time> DataDeadline() const override;
+  std::optional<Time> DataDeadline() const override { return fences_.deadline(); }
   void OnDataDeadline(Time now) override;
   absl::Status OnDecoded(Blob& blob) override;
   void EndData(const absl::Status& why) override;
@@ -97,10 +96,11 @@ class AcceptedLink final : public Link {
 
   std::optional<Scratch::Slot> scratch_;  // taken with the first queue pair
   bool authorized_ = false;
-  std::array<Rail, net::kMaxRails> rails_;
+  std::array<AcceptedRail, net::kMaxRails> rails_;
   uint32_t rails_offered_ = 1;
-  FenceBook fences_{1};
-  std::map<uint64_t, Time> asked_;  // unanswered fences, and until when each is awaited
+  // An initiator that is late (its process may be stopped while its device works on) loses its
+  // queue pairs.
+  ConfirmedFences fences_;
   std::vector<Undestroyed> undestroyed_;
   std::vector<uint64_t> fenced_;  // transfers whose kFenced waits for undestroyed_
 };

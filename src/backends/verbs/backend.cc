@@ -17,7 +17,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-constexpr size_t kMaxOpRuns = 256;
+constexpr size_t kMaxOpPieces = 256;
 
 }  // namespace
 
@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
                        .rails_fail_alone = true,
                        .needs_remote_cpu = false,
                        .max_op_bytes = kMaxOpBytes,
-                       .max_op_runs = backend->MaxOpRuns(),
+                       .max_op_pieces = backend->MaxOpPieces(),
                        .max_message_bytes = net::kMaxMessageBytes,
                        .max_arrivals = backend->MaxArrivals()},
       .listen_address = backend->hub_.ListenAddress(),
@@ -135,9 +135,9 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
 
 // On an unordered queue pair an immediate says nothing about other requests, so an op is a single
 // request there.
-size_t VerbsBackend::MaxOpRuns() const {
-  // Two requests are kept for the rail's own use (Rail::Post).
-  return ordered() ? std::min<size_t>(kMaxOpRuns, queue_depth_ - 2) : 1;
+size_t VerbsBackend::MaxOpPieces() const {
+  // Two requests are kept for the rail's own use (VerbsRail::Post).
+  return ordered() ? std::min<size_t>(kMaxOpPieces, queue_depth_ - 2) : 1;
 }
 
 // The initiator chooses the device that an immediate arrives at, so the smallest device limits all.
@@ -168,8 +168,7 @@ VerbsBackend::~VerbsBackend() {
   destroyer_.Close();
   dialled_scratch_.Close();
   accepted_scratch_.Close();
-  for (VerbsRegistration* registration : added_.Take()) registration->Close();
-  for (VerbsRegistration* registration : registrations_) registration->Close();
+  registrations_.Close();
 }
 
 void VerbsBackend::DescribePorts() {
@@ -208,9 +207,9 @@ absl::StatusOr<std::unique_ptr<Endpoint>> VerbsBackend::Connect(std::string_view
   if (!peer.ok()) return peer.status();
   absl::StatusOr<Scratch::Slot> scratch = dialled_scratch_.Take(devices_);
   if (!scratch.ok()) return scratch.status();
-  auto link = std::make_unique<DialledLink>(this, *std::move(peer), *scratch);
-  hub_.Dial(link.get());
-  return link;
+  auto endpoint = std::make_unique<VerbsDialledEndpoint>(this, *std::move(peer), *scratch);
+  hub_.Dial(endpoint.get());
+  return endpoint;
 }
 
 absl::StatusOr<DeviceMemory> VerbsBackend::RegisterMemory(const LocalRegion& region) const {
@@ -223,7 +222,7 @@ absl::StatusOr<DeviceMemory> VerbsBackend::RegisterMemory(const LocalRegion& reg
   if (span.kind == MemoryKind::kHost) {
     status = memory.Register(span, region.access, devices_);
   } else {
-    // On an unordered queue pair an op is one request, which a boundary between pieces must not cut
+    // On an unordered queue pair an op is one request, which a boundary between parts must not cut
     // in two.
     absl::StatusOr<GpuMemory> gpu = ExamineGpuMemory(span, sysfs_, ordered());
     status = gpu.ok() ? memory.Register(*gpu, region.access, devices_) : gpu.status();
@@ -239,7 +238,7 @@ Penalties VerbsBackend::PenaltiesOf(const DeviceMemory& memory, const MemorySpan
   return nearness_.Of(NodeOfMemory(span.data, span.bytes));
 }
 
-// On any thread: besides added_ it reads only what is constant after Create.
+// On any thread: besides registrations_.Add it reads only what is constant after Create.
 absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const LocalRegion& region) {
   if (region.rkey == 0) return absl::InvalidArgumentError("verbs: a region needs an rkey");
   absl::StatusOr<DeviceMemory> memory = RegisterMemory(region);
@@ -256,37 +255,26 @@ absl::StatusOr<std::unique_ptr<Registration>> VerbsBackend::Register(const Local
     Log(LogLevel::kWarning, "verbs: {} goes without some devices: {}", ToStd(registration->What()),
         ToStd(registration->why_missing().message()));
   }
-  added_.Add(registration.get());
+  registrations_.Add(registration.get());
   return registration;
 }
 
 void VerbsBackend::TakeAllAdded() {
   bool missing = false;
-  for (VerbsRegistration* registration : added_.Take()) {
-    registrations_.insert(registration);
+  for (const VerbsRegistration* registration : registrations_.TakeAdded()) {
     missing = missing || !registration->why_missing().ok();
-    if (registration->gpu() == nullptr) continue;
-    // Register has seen that this does not fail.
-    arrival_flusher_.AddRegion(registration->driver(), registration->gpu()->ordinal).IgnoreError();
   }
   if (!missing) return;
   // Rails over those devices cannot be used while the region exists.
   for (const auto& device : devices_) {
     const absl::Status why = CheckRegions(*device);
     if (why.ok()) continue;
-    for (Link* link : Links()) link->OnUncovered(*device, why);
+    for (VerbsEndpoint* endpoint : Endpoints()) endpoint->OnUncovered(*device, why);
   }
 }
 
-void VerbsBackend::Forget(VerbsRegistration* registration) {
-  // Nothing was done for a region that goes before the driver has taken it over.
-  if (added_.Remove(registration)) return;
-  registrations_.erase(registration);
-  if (registration->gpu() != nullptr) arrival_flusher_.RemoveRegion(registration->gpu()->ordinal);
-}
-
 absl::Status VerbsBackend::CheckRegions(const Device& device) const {
-  for (const VerbsRegistration* registration : registrations_) {
+  for (const VerbsRegistration* registration : registrations_.open()) {
     if (registration->has(device.ordinal())) continue;
     return absl::FailedPreconditionError(absl::StrCat(registration->What(),
                                                       " is not registered with ", device.name(),
@@ -296,16 +284,18 @@ absl::Status VerbsBackend::CheckRegions(const Device& device) const {
 }
 
 std::unique_ptr<net::ControlLink> VerbsBackend::Accept(net::Fd control, std::string from) {
-  return std::make_unique<AcceptedLink>(this, std::move(control), std::move(from));
+  return std::make_unique<VerbsAcceptedEndpoint>(this, std::move(control), std::move(from));
 }
 
-std::vector<Link*> VerbsBackend::Links() const {
-  std::vector<Link*> out;
-  for (net::ControlLink* link : hub_.links()) out.push_back(static_cast<Link*>(link));
+std::vector<VerbsEndpoint*> VerbsBackend::Endpoints() const {
+  std::vector<VerbsEndpoint*> out;
+  for (net::ControlLink* endpoint : hub_.links()) {
+    out.push_back(static_cast<VerbsEndpoint*>(endpoint));
+  }
   return out;
 }
 
-std::optional<uint16_t> VerbsBackend::TakeSlot(Rail* rail, uint64_t& first) {
+std::optional<uint16_t> VerbsBackend::TakeSlot(VerbsRail* rail, uint64_t& first) {
   if (free_slots_.empty()) {
     if (slots_.size() > UINT16_MAX) return std::nullopt;
     free_slots_.push_back(static_cast<uint16_t>(slots_.size()));
@@ -327,9 +317,9 @@ uint64_t VerbsBackend::ReceiverId(uint32_t number, const Device& device) {
   return uint64_t{device.ordinal()} << 32 | number;
 }
 
-void VerbsBackend::AddReceiver(uint32_t number, const Device& device, AcceptedLink* link,
-                               uint32_t rail) {
-  receivers_[ReceiverId(number, device)] = {.link = link, .rail = rail};
+void VerbsBackend::AddReceiver(uint32_t number, const Device& device,
+                               VerbsAcceptedEndpoint* endpoint, uint32_t rail) {
+  receivers_[ReceiverId(number, device)] = {.endpoint = endpoint, .rail = rail};
 }
 
 void VerbsBackend::RemoveReceiver(uint32_t number, const Device& device) {

@@ -1,4 +1,4 @@
-// The verbs backend: devices, a listener for control connections, and the links to peers.
+// The verbs backend: devices, a listener for control connections, and the endpoints to peers.
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
 // Thread-safety: none, see kvxfer/backend.h; Register from any thread. What that adds, the driver
@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,15 +28,15 @@
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/topology.h"
 #include "src/cuda/arrival_flusher.h"
-#include "src/transport/added_list.h"
 #include "src/transport/link_hub.h"
+#include "src/transport/open_registrations.h"
 #include "src/transport/sockets/address.h"
 
 namespace kvxfer::verbs {
 
-class AcceptedLink;
-class Link;
-class Rail;
+class VerbsAcceptedEndpoint;
+class VerbsEndpoint;
+class VerbsRail;
 
 // The most bytes of one op, and of one message of a device.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
@@ -70,10 +69,10 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
 
-  // --- for links, rails and registrations ---
+  // --- for endpoints, rails and registrations ---
   net::LinkHub& hub() { return hub_; }
   RequestPool& requests() { return requests_; }
-  // For links that dial, and for accepted ones.
+  // For endpoints that dial, and for accepted ones.
   Scratch& dialled_scratch() { return dialled_scratch_; }
   Scratch& accepted_scratch() { return accepted_scratch_; }
   SetupQueue& setups() { return setups_; }
@@ -90,9 +89,9 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   bool ordered() const { return ibv_->keeps_order(); }
   // Takes over what Register has added. Rails over a device that does not have it all go down.
   void TakeAdded() {
-    if (added_.any()) TakeAllAdded();
+    if (registrations_.any_added()) TakeAllAdded();
   }
-  void Forget(VerbsRegistration* registration);
+  void Forget(VerbsRegistration* registration) { registrations_.Remove(registration); }
   // Tracks what was written into GPU memory since the last Poll.
   cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
   // Whether memory of a GPU is registered.
@@ -101,19 +100,20 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
 
   // A slot identifies a rail in its work requests. `first`: the number of its first request. None:
   // all slots that a work request can name are taken.
-  std::optional<uint16_t> TakeSlot(Rail* rail, uint64_t& first);
+  std::optional<uint16_t> TakeSlot(VerbsRail* rail, uint64_t& first);
   void FreeSlot(uint16_t slot, uint64_t next);
-  // Says which link and rail receive the immediates of a queue pair.
-  void AddReceiver(uint32_t number, const Device& device, AcceptedLink* link, uint32_t rail);
+  // Says which endpoint and rail receive the immediates of a queue pair.
+  void AddReceiver(uint32_t number, const Device& device, VerbsAcceptedEndpoint* endpoint,
+                   uint32_t rail);
   void RemoveReceiver(uint32_t number, const Device& device);
 
  private:
   struct Slot {
-    Rail* rail = nullptr;
+    VerbsRail* rail = nullptr;
     uint64_t next = 1;
   };
   struct Receiver {
-    AcceptedLink* link = nullptr;
+    VerbsAcceptedEndpoint* endpoint = nullptr;
     uint32_t rail = 0;
   };
   // The key in receivers_.
@@ -131,7 +131,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   // Text for people: why no port can be used.
   std::string WhyNone();
   size_t MaxArrivals() const;
-  size_t MaxOpRuns() const;
+  size_t MaxOpPieces() const;
   // The address of the peer, if it can be reached from here.
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
   std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
@@ -142,8 +142,8 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   void OnAsync(Device& device, const Device::DeviceEvent& event) override;
   void OnBroken(Device& device, const absl::Status& why) override;
   void OnPortEvent(Device& device, const Device::DeviceEvent& event);
-  // A snapshot of all links, because a call for one link may end another.
-  std::vector<Link*> Links() const;
+  // A snapshot of all endpoints, because a call for one endpoint may end another.
+  std::vector<VerbsEndpoint*> Endpoints() const;
 
   VerbsOptions options_;  // its `devices` and `fabrics` name each port
   const HostIdentity host_;
@@ -160,9 +160,8 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   Scratch dialled_scratch_{Access::kNone};
   Scratch accepted_scratch_{Access::kReadWrite};
   uint32_t queue_depth_ = 0;
-  std::unordered_set<VerbsRegistration*> registrations_;  // those that were taken over
-  net::AddedList<VerbsRegistration> added_;               // and those that were not
   cuda::ArrivalFlusher arrival_flusher_;
+  net::OpenRegistrations<VerbsRegistration> registrations_{&arrival_flusher_};
   size_t next_device_ = 0;  // the device that is polled first
 
   std::vector<Slot> slots_;

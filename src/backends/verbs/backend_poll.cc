@@ -41,8 +41,8 @@ size_t VerbsBackend::Poll(std::span<Event> out, Input input) {
   bool changed = false;
   for (const auto& device : devices_) changed = device->TakeChanged() || changed;
   if (changed) DescribePorts();
-  const size_t told = hub_.End();
-  return arrival_flusher_.Show(out.first(told), "verbs");
+  const size_t events = hub_.End();
+  return arrival_flusher_.Show(out.first(events), "verbs");
 }
 
 bool VerbsBackend::Arm() {
@@ -71,13 +71,13 @@ void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {
   if (it == receivers_.end()) return;  // of a queue pair that was destroyed
   const Receiver receiver = it->second;
   if (wc.status != IBV_WC_SUCCESS) {
-    receiver.link->OnQueuePair(device, wc.qp_num,
-                               CompletionError(receiver.link->Describe().path, wc.qp_num,
-                                               "a receive", wc.status, wc.vendor_err));
+    receiver.endpoint->OnQueuePair(device, wc.qp_num,
+                                   CompletionError(receiver.endpoint->Describe().path, wc.qp_num,
+                                                   "a receive", wc.status, wc.vendor_err));
     return;
   }
   if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return;
-  receiver.link->OnImmediate(receiver.rail, be32toh(wc.imm_data));
+  receiver.endpoint->OnImmediate(receiver.rail, be32toh(wc.imm_data));
 }
 
 void VerbsBackend::OnAsync(Device& device, const Device::DeviceEvent& event) {
@@ -88,7 +88,7 @@ void VerbsBackend::OnAsync(Device& device, const Device::DeviceEvent& event) {
       const uint32_t number = event.queue_pair;
       const absl::Status why = absl::UnavailableError(absl::StrCat(
           device.name(), ", queue pair ", number, ": ", ToAbsl(EventName(event.type))));
-      for (Link* link : Links()) link->OnQueuePair(device, number, why);
+      for (VerbsEndpoint* endpoint : Endpoints()) endpoint->OnQueuePair(device, number, why);
       return;
     }
     case IBV_EVENT_PORT_ERR:
@@ -125,11 +125,11 @@ void VerbsBackend::OnPortEvent(Device& device, const Device::DeviceEvent& event)
   }
   const bool changes = event.type != IBV_EVENT_PORT_ERR && event.type != IBV_EVENT_PORT_ACTIVE;
   if (changes && same) return;
-  for (Link* link : Links()) link->OnPort(device, number, event.type);
+  for (VerbsEndpoint* endpoint : Endpoints()) endpoint->OnPort(device, number, event.type);
 }
 
 void VerbsBackend::OnBroken(Device& device, const absl::Status& why) {
-  for (Link* link : Links()) link->OnBroken(device, why);
+  for (VerbsEndpoint* endpoint : Endpoints()) endpoint->OnBroken(device, why);
 }
 
 }  // namespace kvxfer::verbs

@@ -1,4 +1,4 @@
-// What the two sides of a link send each other on its control stream (kFrame). Little-endian;
+// What the two sides of an endpoint send each other on its control stream (kFrame). Little-endian;
 // decoding never trusts a length.
 //
 //   accepting → connecting   Ports: what may be connected to; sent again when a port has changed

@@ -18,39 +18,41 @@ constexpr size_t kMaxNamed = 4;
 
 }  // namespace
 
-DialledLink::DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch)
-    : Link(backend, std::move(peer)), scratch_(scratch) {}
+VerbsDialledEndpoint::VerbsDialledEndpoint(VerbsBackend* backend, net::PeerAddress peer,
+                                           Scratch::Slot scratch)
+    : VerbsEndpoint(backend, std::move(peer)), scratch_(scratch) {}
 
-DialledLink::~DialledLink() {
+VerbsDialledEndpoint::~VerbsDialledEndpoint() {
   if (backend_ == nullptr) return;
   rails_.clear();
   backend_->arrival_flusher().Forget(this);
   backend_->dialled_scratch().Give(scratch_);
 }
 
-Device& DialledLink::local_device(size_t port) const { return *backend_->ports()[port].device; }
-const LocalPort& DialledLink::local_port(size_t port) const {
+Device& VerbsDialledEndpoint::local_device(size_t port) const {
+  return *backend_->ports()[port].device;
+}
+const LocalPort& VerbsDialledEndpoint::local_port(size_t port) const {
   return backend_->ports()[port].port();
 }
-absl::Status DialledLink::RefreshPort(size_t port) {
+absl::Status VerbsDialledEndpoint::RefreshPort(size_t port) {
   return local_device(port).Refresh(backend_->ports()[port].index);
 }
 
-std::optional<Time> DialledLink::DataDeadline() const {
-  std::optional<Time> next;
+std::optional<Time> VerbsDialledEndpoint::DataDeadline() const {
+  std::optional<Time> next = stopping_.deadline();
   for (const auto& rail : rails_) next = Earlier(next, rail->life().deadline());
-  for (const auto& [transfer, stopping] : stopping_) next = Earlier(next, stopping.patience);
   return next;
 }
 
-void DialledLink::OnDataDeadline(Time now) {
+void VerbsDialledEndpoint::OnDataDeadline(Time now) {
   for (const auto& rail : rails_) {
     if (!down()) rail->OnDeadline(now);
   }
   if (!down()) CheckStuckFences(now);
 }
 
-absl::Status DialledLink::OnDecoded(Blob& blob) {
+absl::Status VerbsDialledEndpoint::OnDecoded(Blob& blob) {
   // The peer's hello.
   if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && greeting()) {
     OnPorts(std::move(*ports));
@@ -59,10 +61,10 @@ absl::Status DialledLink::OnDecoded(Blob& blob) {
   if (auto* ports = std::get_if<Ports>(&blob); ports != nullptr && up()) {
     return OnPortsAgain(std::move(*ports));
   }
-  const auto rail_of = [&](const auto& of) -> Rail* {
+  const auto rail_of = [&](const auto& of) -> VerbsRail* {
     return of.rail < rails_.size() ? rails_[of.rail].get() : nullptr;
   };
-  Rail* rail = nullptr;
+  VerbsRail* rail = nullptr;
   if (const auto* answer = std::get_if<Answer>(&blob)) {
     if ((rail = rail_of(*answer)) != nullptr) rail->OnAnswer(*answer);
   } else if (const auto* probed = std::get_if<Probed>(&blob)) {
@@ -76,7 +78,7 @@ absl::Status DialledLink::OnDecoded(Blob& blob) {
   return absl::OkStatus();
 }
 
-void DialledLink::OnPorts(Ports ports) {
+void VerbsDialledEndpoint::OnPorts(Ports ports) {
   remote_ = std::move(ports.ports);
   const std::vector<PortInfo> local = backend_->PortInfos();
   const std::vector<Pair> pairs = ChoosePairs(local, remote_, net::kMaxRails);
@@ -84,7 +86,7 @@ void DialledLink::OnPorts(Ports ports) {
     return Down(Annotate(CheckPairs(local, remote_), Where()), true);
   }
   for (size_t i = 0; i < pairs.size(); ++i) {
-    rails_.push_back(std::make_unique<Rail>(this, static_cast<uint32_t>(i), pairs[i]));
+    rails_.push_back(std::make_unique<VerbsRail>(this, static_cast<uint32_t>(i), pairs[i]));
   }
   GoUp();
   for (const auto& rail : rails_) {
@@ -94,7 +96,7 @@ void DialledLink::OnPorts(Ports ports) {
 
 // One of the peer's ports came up or has another address, so waiting rails are worth another
 // attempt.
-absl::Status DialledLink::OnPortsAgain(Ports ports) {
+absl::Status VerbsDialledEndpoint::OnPortsAgain(Ports ports) {
   if (ports.ports.size() < remote_.size()) {
     return absl::InvalidArgumentError("the peer has fewer ports than it told before");
   }
@@ -103,16 +105,15 @@ absl::Status DialledLink::OnPortsAgain(Ports ports) {
   return absl::OkStatus();
 }
 
-std::optional<Pair> DialledLink::OtherPair(const Rail& rail, std::span<const Pair> bad) const {
-  std::vector<Pair> used;
-  for (const auto& other : rails_) {
-    if (other.get() != &rail) used.push_back(other->pair());
-  }
-  return ChooseOther(backend_->PortInfos(), remote_, used, bad);
+std::optional<Pair> VerbsDialledEndpoint::OtherPair(uint32_t rail,
+                                                    std::span<const Pair> bad) const {
+  const auto pair_of = [&](size_t other) { return rails_[other]->pair(); };
+  return ChooseOther(backend_->PortInfos(), remote_, PairsOfOthers(rails_.size(), rail, pair_of),
+                     bad);
 }
 
-// If every pair of every rail was tried in vain, the link is of no use.
-void DialledLink::OnAttemptFailed() {
+// If every pair of every rail was tried in vain, the endpoint is of no use.
+void VerbsDialledEndpoint::OnAttemptFailed() {
   const auto hopeless = [](const auto& rail) { return rail->life().hopeless(); };
   if (!up() || !std::ranges::all_of(rails_, hopeless)) return;
   std::string why;
@@ -122,19 +123,19 @@ void DialledLink::OnAttemptFailed() {
   Down(absl::UnavailableError(absl::StrCat(Where(), ": no pair of ports passes data", why)), true);
 }
 
-void DialledLink::RailUp(uint32_t rail) { Say(EventKind::kRailUp, 0, {}, rail); }
+void VerbsDialledEndpoint::RailUp(uint32_t rail) { Say(EventKind::kRailUp, 0, {}, rail); }
 
-void DialledLink::RailDown(uint32_t rail, const absl::Status& why) {
+void VerbsDialledEndpoint::RailDown(uint32_t rail, const absl::Status& why) {
   Log(LogLevel::kWarning, "verbs: rail {} is down: {}", rail,
       std::string_view(why.message().data(), why.message().size()));
   Say(EventKind::kRailDown, 0, why, rail);
 }
 
-void DialledLink::ReopenRail(uint32_t rail) {
+void VerbsDialledEndpoint::ReopenRail(uint32_t rail) {
   if (up() && rail < rails_.size()) rails_[rail]->Reopen();
 }
 
-void DialledLink::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+void VerbsDialledEndpoint::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
   for (const auto& rail : rails_) {
     if (down() || !rail->uses(device, port)) continue;
     // A rail may have waited for the port's new address.
@@ -147,36 +148,38 @@ void DialledLink::OnPort(const Device& device, uint8_t port, ibv_event_type type
   }
 }
 
-void DialledLink::OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) {
+void VerbsDialledEndpoint::OnQueuePair(const Device& device, uint32_t number,
+                                       const absl::Status& why) {
   for (const auto& rail : rails_) {
     if (!down() && rail->uses(device) && rail->queue_pair() == number) rail->Fail(why, true);
   }
 }
 
-void DialledLink::OnBroken(const Device& device, const absl::Status& why) {
+void VerbsDialledEndpoint::OnBroken(const Device& device, const absl::Status& why) {
   for (const auto& rail : rails_) {
     if (!down() && rail->uses(device)) rail->Fail(why, true);
   }
 }
 
-void DialledLink::OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) {
+void VerbsDialledEndpoint::OnSetUp(uint32_t rail, absl::Status status,
+                                   std::unique_ptr<QueuePair> pair) {
   rails_[rail]->OnSetUp(std::move(status), std::move(pair));
 }
 
-void DialledLink::OnDestroyed(uint32_t rail, Device&, uint32_t) {
+void VerbsDialledEndpoint::OnDestroyed(uint32_t rail, Device&, uint32_t) {
   rails_[rail]->OnDestroyed();
   FinishDown();
 }
 
-bool DialledLink::IsQuiet() const {
+bool VerbsDialledEndpoint::IsQuiet() const {
   return std::ranges::none_of(rails_, [](const auto& rail) { return rail->if_refused(); });
 }
 
-void DialledLink::OnUncovered(const Device& device, const absl::Status& why) {
+void VerbsDialledEndpoint::OnUncovered(const Device& device, const absl::Status& why) {
   OnBroken(device, why);
 }
 
-std::string DialledLink::Path() const {
+std::string VerbsDialledEndpoint::Path() const {
   std::string out = Name();
   if (backend_ == nullptr) return out;
   for (const auto& rail : rails_) {
@@ -197,7 +200,7 @@ std::string DialledLink::Path() const {
   return out;
 }
 
-RailInfo DialledLink::InfoOf(const Rail& rail) const {
+RailInfo VerbsDialledEndpoint::InfoOf(const VerbsRail& rail) const {
   const Pair& pair = rail.pair();
   const uint32_t mbps = std::min(local_port(pair.local).info.mbps, remote_[pair.remote].mbps);
   return {.up = rail.up(),
@@ -206,7 +209,7 @@ RailInfo DialledLink::InfoOf(const Rail& rail) const {
           .round_trip = rail.life().round_trip()};
 }
 
-EndpointInfo DialledLink::Describe() const {
+EndpointInfo VerbsDialledEndpoint::Describe() const {
   EndpointInfo info{.path = Path()};
   for (const auto& rail : rails_) {
     info.rails.push_back(backend_ == nullptr ? RailInfo{.up = rail->up()} : InfoOf(*rail));
@@ -214,27 +217,27 @@ EndpointInfo DialledLink::Describe() const {
   return info;
 }
 
-uint32_t DialledLink::rail_distance(uint32_t rail, const Registration& local,
-                                    const RemoteKey& remote) const {
+uint32_t VerbsDialledEndpoint::rail_distance(uint32_t rail, const Registration& local,
+                                             const RemoteKey& remote) const {
   if (rail >= rails_.size() || backend_ == nullptr) return 0;
   const Pair& pair = rails_[rail]->pair();
   return static_cast<const VerbsRegistration&>(local).penalty(local_device(pair.local).ordinal()) +
          static_cast<const VerbsRemoteKey&>(remote).penalty(remote_[pair.remote].device);
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegion& region,
-                                                               std::string_view key) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> VerbsDialledEndpoint::Import(const RemoteRegion& region,
+                                                                        std::string_view key) {
   absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> decoded = VerbsRemoteKey::Decode(region, key);
   if (!decoded.ok()) return decoded.status();
   VerbsRemoteKey& imported = **decoded;
-  if (imported.pieces() != nullptr) {
+  if (imported.parts() != nullptr) {
     if (!backend_->ordered()) {
-      // An op is one request there, which a boundary between pieces must not cut in two.
+      // An op is one request there, which a boundary between parts must not cut in two.
       return absl::FailedPreconditionError(
           absl::StrCat("verbs: region ", static_cast<uint32_t>(region.id), " of ", Name(),
-                       " is in several pieces, and the devices here keep no order"));
+                       " is in several parts, and the devices here keep no order"));
     }
-    ++keys_in_pieces_;
+    ++keys_in_parts_;
     imported.set_holder(this);
   }
   const auto has = [&](const PortInfo& port) { return imported.has(port.device); };
@@ -255,7 +258,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> DialledLink::Import(const RemoteRegio
   return std::unique_ptr<RemoteKey>(*std::move(decoded));
 }
 
-absl::Status DialledLink::CheckKeys(size_t remote_device) const {
+absl::Status VerbsDialledEndpoint::CheckKeys(size_t remote_device) const {
   for (const auto& [key, region] : partial_) {
     if (key->has(remote_device)) continue;
     return absl::FailedPreconditionError(
@@ -265,16 +268,16 @@ absl::Status DialledLink::CheckKeys(size_t remote_device) const {
   return absl::OkStatus();
 }
 
-void DialledLink::OnClosed(const VerbsRemoteKey& key) {
-  if (key.pieces() != nullptr) --keys_in_pieces_;
+void VerbsDialledEndpoint::OnClosed(const VerbsRemoteKey& key) {
+  if (key.parts() != nullptr) --keys_in_parts_;
   if (partial_.erase(&key) == 0 || backend_ == nullptr) return;
   // The closed key may have been what kept a rail down.
   for (const auto& rail : rails_) rail->OnPortUp();
 }
 
-void DialledLink::EndData(const absl::Status& why) {
+void VerbsDialledEndpoint::EndData(const absl::Status& why) {
   for (const auto& rail : rails_) rail->End(why);
-  stopping_.clear();
+  stopping_.Clear();
   stopped_.clear();
   flushing_.clear();
   flushes_ = 0;

@@ -1,4 +1,4 @@
-// The connecting side of a verbs link: dials, learns the peer's ports, makes the rails, posts.
+// The connecting side of a verbs endpoint: dials, learns the peer's ports, makes the rails, posts.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -15,19 +15,20 @@
 #include <string>
 #include <vector>
 
-#include "src/backends/verbs/link.h"
+#include "src/backends/verbs/endpoint.h"
 #include "src/backends/verbs/pairs.h"
 #include "src/backends/verbs/rail.h"
 #include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/scratch.h"
+#include "src/transport/fence_waits.h"
 #include "src/transport/sockets/address.h"
 
 namespace kvxfer::verbs {
 
-class DialledLink final : public Link, private VerbsRemoteKey::Holder {
+class VerbsDialledEndpoint final : public VerbsEndpoint, private VerbsRemoteKey::Holder {
  public:
-  DialledLink(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch);
-  ~DialledLink() override;
+  VerbsDialledEndpoint(VerbsBackend* backend, net::PeerAddress peer, Scratch::Slot scratch);
+  ~VerbsDialledEndpoint() override;
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
@@ -40,7 +41,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  // --- Link ---
+  // --- VerbsEndpoint ---
   void SayHello() override {}
   void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
   void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
@@ -60,7 +61,7 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   absl::Status CheckKeys(size_t remote_device) const;
   const Scratch::Slot& scratch() const { return scratch_; }
   std::string PeerName() const { return Name(); }
-  using Link::Tell;
+  using VerbsEndpoint::Tell;
   void OpDone(uint32_t rail, const Flight& flight, absl::Status status);
   void FlushDone();
   void RailUp(uint32_t rail);
@@ -71,16 +72,10 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   // True: every op's memory has one key per device and can be read by the CPU.
   bool plain() const;
   // The best pair for `rail` that is not in `bad`.
-  std::optional<Pair> OtherPair(const Rail& rail, std::span<const Pair> bad) const;
+  std::optional<Pair> OtherPair(uint32_t rail, std::span<const Pair> bad) const;
   void OnAttemptFailed();
 
  private:
-  // A transfer that is being made quiet.
-  struct Stopping {
-    size_t ops = 0;  // its ops in flight
-    Time patience{};
-    std::vector<uint64_t> progress{};  // of each rail, at the last look
-  };
   // An op that put its queue pair into error.
   struct Culprit {
     uint64_t transfer = 0;
@@ -99,20 +94,22 @@ class DialledLink final : public Link, private VerbsRemoteKey::Holder {
   void OnPorts(Ports ports);
   absl::Status OnPortsAgain(Ports ports);
   bool IsValid(const Op& op) const;
-  absl::Status CheckPieces(const Op& op, uint32_t pieces) const;
+  absl::Status CheckRequests(const Op& op, uint32_t requests) const;
   bool Refuse(const Op& op, absl::Status why);
   std::string Path() const;
-  RailInfo InfoOf(const Rail& rail) const;
+  RailInfo InfoOf(const VerbsRail& rail) const;
   void FenceDone(uint64_t transfer);
   void StartFlush();
+  std::vector<uint64_t> Progress() const;
   void CheckStuckFences(Time now);
 
   const Scratch::Slot scratch_;
   std::vector<PortInfo> remote_;
-  std::vector<std::unique_ptr<Rail>> rails_;
+  std::vector<std::unique_ptr<VerbsRail>> rails_;
   std::map<const VerbsRemoteKey*, RegionId> partial_;  // keys that lack a device of the peer
-  size_t keys_in_pieces_ = 0;
-  std::map<uint64_t, Stopping> stopping_;
+  size_t keys_in_parts_ = 0;
+  // Rails whose requests make no progress for this long while a transfer stops are ended.
+  StoppingTransfers stopping_{std::chrono::milliseconds(500)};
   std::vector<uint64_t> stopped_;   // reported to the peer after the next flush
   std::vector<uint64_t> flushing_;  // reported to the peer after the current flush
   size_t flushes_ = 0;              // rails of the current flush that are not done

@@ -46,10 +46,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeVerbsBackend(const BackendContext& 
   if (!ibv.ok()) return ibv.status();
   absl::StatusOr<Topology> topology = Topology();
   if (NeedsTopology(host, devices, *options)) topology = ReadTopology(host);
-  absl::StatusOr<std::unique_ptr<verbs::VerbsBackend>> backend = verbs::VerbsBackend::Create(
-      context, *std::move(ibv), topology.ok() ? *std::move(topology) : Topology());
-  if (!backend.ok()) return backend.status();
-  return std::unique_ptr<Backend>(*std::move(backend));
+  return verbs::VerbsBackend::Create(context, *std::move(ibv),
+                                     topology.ok() ? *std::move(topology) : Topology());
 }
 
 }  // namespace kvxfer

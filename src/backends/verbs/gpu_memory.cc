@@ -31,7 +31,7 @@ ibv_mr* RegisterPart(Device& device, const GpuMemory& memory, uint64_t base, uin
 }  // namespace
 
 absl::StatusOr<GpuMemory> ExamineGpuMemory(const MemorySpan& span, const Sysfs& sysfs,
-                                           bool in_pieces) {
+                                           bool in_parts) {
   absl::StatusOr<cuda::DirectSpan> examined = cuda::ExamineDirect(span);
   if (!examined.ok()) return examined.status();
   const cuda::DeviceSpan& whole = examined->span;
@@ -39,7 +39,7 @@ absl::StatusOr<GpuMemory> ExamineGpuMemory(const MemorySpan& span, const Sysfs& 
   return GpuMemory{.span = *std::move(examined),
                    .whole = std::move(dmabuf),
                    .peer_memory = cuda::IsLoaded(cuda::PeerMemory::kInfiniband, sysfs),
-                   .in_pieces = in_pieces};
+                   .in_parts = in_parts};
 }
 
 absl::StatusOr<std::vector<ibv_mr*>> RegisterGpuMemory(Device& device, const GpuMemory& memory,
@@ -49,7 +49,7 @@ absl::StatusOr<std::vector<ibv_mr*>> RegisterGpuMemory(Device& device, const Gpu
   ibv_mr* const one =
       RegisterPart(device, memory, span.base, span.bytes, memory.whole, access, why);
   if (one != nullptr) return std::vector<ibv_mr*>{one};
-  if (span.parts.size() == 1 || !memory.in_pieces) {
+  if (span.parts.size() == 1 || !memory.in_parts) {
     return GpuRegistrationError(device.name(), memory.span.ToString(), why);
   }
   std::vector<ibv_mr*> out;

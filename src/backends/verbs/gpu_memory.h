@@ -1,4 +1,4 @@
-// Registers GPU memory with devices: as one dmabuf, by peer memory, or in pieces.
+// Registers GPU memory with devices: as one dmabuf, by peer memory, or in parts.
 //
 // Thread-safety: functions without state; any thread, while the device exists.
 
@@ -21,13 +21,13 @@ struct GpuMemory {
   cuda::DirectSpan span{};
   absl::StatusOr<cuda::Dmabuf> whole;  // the whole span as one dmabuf, or why not
   bool peer_memory = false;            // the kernel has a module for peer memory
-  // It may be registered in several pieces if it cannot be registered as one.
-  bool in_pieces = false;
+  // It may be registered in several parts if it cannot be registered as one.
+  bool in_parts = false;
 };
 
 // `sysfs` is that of this host. Errors as cuda::ExamineDirect.
 absl::StatusOr<GpuMemory> ExamineGpuMemory(const MemorySpan& span, const Sysfs& sysfs,
-                                           bool in_pieces);
+                                           bool in_parts);
 
 // Registers with `device`: one registration for the whole span, or one for each part of it. By
 // dmabuf if possible, which needs no module; otherwise by peer memory. An error has every cause and

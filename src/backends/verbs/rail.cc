@@ -1,4 +1,4 @@
-// Rail: building requests, posting them, completions, and its end.
+// VerbsRail: building requests, posting them, completions, and its end.
 
 #include "src/backends/verbs/rail.h"
 
@@ -26,7 +26,7 @@ constexpr Duration kLastWord = std::chrono::milliseconds(50);
 
 }  // namespace
 
-Rail::Posted Rail::Post(const Op& op, uint32_t most) {
+VerbsRail::Posted VerbsRail::Post(const Op& op, uint32_t most) {
   // Two requests are kept for the rail's own use.
   if (queue_.space() < most + 2 || device().space() < most || bytes_ > kMaxBytesInFlight) {
     return Posted::kNoSpace;
@@ -37,15 +37,15 @@ Rail::Posted Rail::Post(const Op& op, uint32_t most) {
                 .read = op.kind == OpKind::kRead};
   if (op.blocks.bytes == 0) {
     flight.requests = BuildNothing();
-  } else if (link_->plain()) {
+  } else if (endpoint_->plain()) {
     flight.requests = Build(op);
   } else {
     bool local_gpu = false;
-    flight.requests = BuildPieces(op, local_gpu);
+    flight.requests = BuildParts(op, local_gpu);
     flight.into_gpu = flight.read && local_gpu;
   }
   if (flight.requests == 0) return Posted::kNoKey;
-  ibv_send_wr* const requests = link_->backend().requests().requests();
+  ibv_send_wr* const requests = endpoint_->backend().requests().requests();
   flight.remote = requests[0].wr.rdma.remote_addr;
   if (op.has_immediate) {
     ibv_send_wr& last = requests[flight.requests - 1];
@@ -59,19 +59,20 @@ Rail::Posted Rail::Post(const Op& op, uint32_t most) {
   return Posted::kYes;
 }
 
-uint64_t Rail::NextId() const {
+uint64_t VerbsRail::NextId() const {
   return WorkId{.slot = *slot_, .number = queue_.next_number()}.Encode();
 }
 
-RequestBuilder Rail::MakeBuilder(OpKind kind) {
+RequestBuilder VerbsRail::MakeBuilder(OpKind kind) {
   const bool read = kind == OpKind::kRead;
-  return RequestBuilder(link_->backend().requests(), read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-                        NextId(), read ? 0 : qp_->max_inline(), qp_->max_sge(read));
+  return RequestBuilder(endpoint_->backend().requests(),
+                        read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, NextId(),
+                        read ? 0 : qp_->max_inline(), qp_->max_sge(read));
 }
 
 // The hot path: everything that is done for each block is in this loop. Flattened, because a call
 // within the walk would keep its state in memory.
-[[gnu::flatten]] uint32_t Rail::Build(const Op& op) {
+[[gnu::flatten]] uint32_t VerbsRail::Build(const Op& op) {
   RequestBuilder builder = MakeBuilder(op.kind);
   const size_t local_device = device().ordinal();
   const size_t remote_device = remote_device_;
@@ -94,8 +95,8 @@ RequestBuilder Rail::MakeBuilder(OpKind kind) {
 }
 
 // Nothing to move: an empty write needs no memory but has its place in the order.
-uint32_t Rail::BuildNothing() {
-  ibv_send_wr& wr = link_->backend().requests().requests()[0];
+uint32_t VerbsRail::BuildNothing() {
+  ibv_send_wr& wr = endpoint_->backend().requests().requests()[0];
   wr.wr_id = NextId();
   wr.sg_list = nullptr;
   wr.num_sge = 0;
@@ -106,9 +107,9 @@ uint32_t Rail::BuildNothing() {
   return 1;
 }
 
-void Rail::BuildWord(size_t index, bool read) {
-  const RequestPool& pool = link_->backend().requests();
-  const Scratch::Slot& mine = link_->scratch();
+void VerbsRail::BuildWord(size_t index, bool read) {
+  const RequestPool& pool = endpoint_->backend().requests();
+  const Scratch::Slot& mine = endpoint_->scratch();
   ibv_sge& element = pool.elements()[index];
   element.addr = mine.address() + index_ * 8 + (read ? Scratch::kReadOffset : 0);
   element.length = 8;
@@ -123,18 +124,18 @@ void Rail::BuildWord(size_t index, bool read) {
   wr.wr.rdma.rkey = scratch_key_;
 }
 
-void Rail::SubmitOwn(Purpose purpose, uint32_t requests) {
+void VerbsRail::SubmitOwn(Purpose purpose, uint32_t requests) {
   Submit({.requests = requests, .purpose = purpose, .read = true});
 }
 
-void Rail::Flush() {
+void VerbsRail::Flush() {
   dirty_ = false;
   BuildWord(0, true);
   SubmitOwn(Purpose::kFlush, 1);
 }
 
-void Rail::Submit(const Flight& flight) {
-  ibv_send_wr* const first = link_->backend().requests().requests();
+void VerbsRail::Submit(const Flight& flight) {
+  ibv_send_wr* const first = endpoint_->backend().requests().requests();
   ibv_send_wr& last = first[flight.requests - 1];
   last.wr_id |= 1;
   last.send_flags |= IBV_SEND_SIGNALED;
@@ -156,7 +157,7 @@ void Rail::Submit(const Flight& flight) {
   if (queue_.front().number == number) FinishDrain();
 }
 
-void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
+void VerbsRail::OnDone(const WorkId& id, const ibv_wc& wc) {
   if (!queue_.Has(id.number)) return;  // of an earlier life
   ++progress_;
   if (wc.status == IBV_WC_SUCCESS) {
@@ -186,26 +187,26 @@ void Rail::OnDone(const WorkId& id, const ibv_wc& wc) {
 }
 
 // Whether everything has ended, now that `id` has.
-bool Rail::Drained(const WorkId& id) const {
+bool VerbsRail::Drained(const WorkId& id) const {
   if (queue_.empty()) return true;
   return ordered_ ? id.last && id.number >= drains_with_ : flushed_ >= queue_.open();
 }
 
 // The error of the op `number`. An op that would fail over any path gets another code than a
 // failure of the path, so that the agent does not repeat it.
-absl::Status Rail::OwnError(uint64_t number, const ibv_wc& wc) {
+absl::Status VerbsRail::OwnError(uint64_t number, const ibv_wc& wc) {
   const Flight& flight = queue_.At(number);
   const char* operation = flight.purpose != Purpose::kOp ? "a probe"
                           : flight.read                  ? "an RDMA read"
                                                          : "an RDMA write";
   absl::Status status = CompletionError(Where(), number_, operation, wc.status, wc.vendor_err);
   if (flight.purpose != Purpose::kOp || MayBeThePath(wc.status)) return status;
-  if (!link_->FailedBefore(flight, wc.status) || !absl::IsUnavailable(status)) return status;
+  if (!endpoint_->FailedBefore(flight, wc.status) || !absl::IsUnavailable(status)) return status;
   return absl::InternalError(
       absl::StrCat(status.message(), "; it ended so over another queue pair before"));
 }
 
-bool Rail::MayBeThePath(ibv_wc_status status) {
+bool VerbsRail::MayBeThePath(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RNR_RETRY_EXC_ERR:
@@ -215,20 +216,20 @@ bool Rail::MayBeThePath(ibv_wc_status status) {
       return true;
     case IBV_WC_LOC_QP_OP_ERR:
       // LOC_QP_OP_ERR also comes from a link that went down, so look at the port.
-      return !link_->RefreshPort(pair().local).ok() || !port().active;
+      return !endpoint_->RefreshPort(pair().local).ok() || !port().active;
     default:
       return false;
   }
 }
 
-void Rail::Complete(uint64_t number) {
+void VerbsRail::Complete(uint64_t number) {
   if (ordered_) return CompleteThrough(number);
   const Flight flight = queue_.Take(number);
   if (flight.purpose == Purpose::kOp) device().GiveSpace(flight.requests);
   EndFlight(flight, absl::OkStatus());
 }
 
-void Rail::CompleteThrough(uint64_t number) {
+void VerbsRail::CompleteThrough(uint64_t number) {
   while (!queue_.empty() && queue_.front().number <= number) {
     const Flight flight = queue_.Pop();
     if (flight.purpose == Purpose::kOp) device().GiveSpace(flight.requests);
@@ -236,7 +237,7 @@ void Rail::CompleteThrough(uint64_t number) {
   }
 }
 
-void Rail::EndFlight(const Flight& flight, absl::Status status) {
+void VerbsRail::EndFlight(const Flight& flight, absl::Status status) {
   bytes_ -= flight.bytes;
   switch (flight.purpose) {
     case Purpose::kProbeWrite:
@@ -246,22 +247,22 @@ void Rail::EndFlight(const Flight& flight, absl::Status status) {
       if (status.ok()) ProbeDone(status);
       return;
     case Purpose::kFlush:
-      return link_->FlushDone();
+      return endpoint_->FlushDone();
     case Purpose::kOp:
-      return link_->OpDone(index_, flight, std::move(status));
+      return endpoint_->OpDone(index_, flight, std::move(status));
   }
 }
 
-void Rail::WatchStall(Time now) {
+void VerbsRail::WatchStall(Time now) {
   if (!up() || life_.deadline()) return;
   progress_seen_ = progress_;
-  life_.set_deadline(now + link_->backend().options().stall_timeout);
-  link_->backend().TimersChanged();
+  life_.set_deadline(now + endpoint_->backend().options().stall_timeout);
+  endpoint_->backend().TimersChanged();
 }
 
 // Before kUp a failure fails the attempt; in kDraining it ends the waiting for the peer's last
 // answers.
-void Rail::Fail(absl::Status why, bool tell) {
+void VerbsRail::Fail(absl::Status why, bool tell) {
   // The pair is not to blame if the local port is down.
   if (life_.attempting()) return AttemptFailed(std::move(why), port().active);
   if (life_.draining() && lingers_) return OnDrainDeadline(Now());
@@ -271,50 +272,50 @@ void Rail::Fail(absl::Status why, bool tell) {
   if (queue_.empty()) FinishDrain();
 }
 
-void Rail::TellLost(const absl::Status& why) {
-  link_->Tell(net::LostRail(index_, life_.number(), ToStd(why.message())));
+void VerbsRail::TellLost(const absl::Status& why) {
+  endpoint_->Tell(net::LostRail(index_, life_.number(), ToStd(why.message())));
 }
 
 // From now on nothing is posted. What was posted ends before the deadline, or with the queue pair.
-void Rail::StartDraining(absl::Status why, bool tell) {
+void VerbsRail::StartDraining(absl::Status why, bool tell) {
   life_.Drain(std::move(why), Now() + kDrainTime);
   if (tell) TellLost(life_.why());
   drains_with_ = queue_.empty() ? 0 : queue_.back().number;
   flushed_ = 0;
-  link_->backend().TimersChanged();
+  endpoint_->backend().TimersChanged();
 }
 
-void Rail::OnDrainDeadline(Time now) {
+void VerbsRail::OnDrainDeadline(Time now) {
   if (!std::exchange(lingers_, false)) return FinishDrain();
   qp_->SetError();
   life_.set_deadline(now + kDrainTime);
-  link_->backend().TimersChanged();
+  endpoint_->backend().TimersChanged();
 }
 
-void Rail::FinishDrain() {
+void VerbsRail::FinishDrain() {
   lingers_ = false;
   life_.set_deadline(std::nullopt);
   if (!Destroy(life_.why(), IfRefused::kWait)) return;
   life_.End(life_.why());
-  link_->RailDown(index_, life_.why());
+  endpoint_->RailDown(index_, life_.why());
 }
 
-bool Rail::Destroy(const absl::Status& why, IfRefused if_refused) {
+bool VerbsRail::Destroy(const absl::Status& why, IfRefused if_refused) {
   if (undestroyed_) return false;
   if (job_ == 0 && qp_ == nullptr) return true;  // also if the backend is gone
-  link_->backend().setups().Cancel(std::exchange(job_, 0));
-  DestroyQueue::Client* const client = if_refused == IfRefused::kWait ? link_ : nullptr;
-  undestroyed_ = !link_->backend().destroyer().Destroy(std::move(qp_), client, index_,
-                                                       std::exchange(reserved_, 0)) &&
+  endpoint_->backend().setups().Cancel(std::exchange(job_, 0));
+  DestroyQueue::Client* const client = if_refused == IfRefused::kWait ? endpoint_ : nullptr;
+  undestroyed_ = !endpoint_->backend().destroyer().Destroy(std::move(qp_), client, index_,
+                                                           std::exchange(reserved_, 0)) &&
                  client != nullptr;
   if (undestroyed_) return false;
   Release(why);
   return true;
 }
 
-void Rail::Release(const absl::Status& why) {
+void VerbsRail::Release(const absl::Status& why) {
   if (!slot_) return;
-  link_->backend().FreeSlot(*slot_, queue_.next_number());
+  endpoint_->backend().FreeSlot(*slot_, queue_.next_number());
   slot_.reset();
   while (!queue_.empty()) {
     const Flight flight = queue_.Pop();
@@ -330,7 +331,7 @@ void Rail::Release(const absl::Status& why) {
 
 // If the peer's device refused a request, this side's device reports that soon, for the one op that
 // caused it. Flushing at once would make all ops look alike.
-void Rail::OnLost(const RailLost& lost) {
+void VerbsRail::OnLost(const RailLost& lost) {
   if (lost.life != life_.number()) return;
   absl::Status why =
       absl::UnavailableError(absl::StrCat(Where(), ": the peer's end of it failed: ", lost.why));
@@ -340,14 +341,14 @@ void Rail::OnLost(const RailLost& lost) {
   life_.set_deadline(Now() + kLastWord);
 }
 
-void Rail::End(const absl::Status& why) {
+void VerbsRail::End(const absl::Status& why) {
   const bool was_draining = life_.draining();
   const bool carried = was_draining || up();
   const bool destroyed = Destroy(why, carried ? IfRefused::kWait : IfRefused::kLeave);
   life_.End(destroyed || was_draining ? life_.why() : why);
 }
 
-void Rail::OnDestroyed() {
+void VerbsRail::OnDestroyed() {
   undestroyed_ = false;
   Release(life_.why());
   if (life_.draining()) FinishDrain();

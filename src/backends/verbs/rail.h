@@ -29,12 +29,12 @@
 
 namespace kvxfer::verbs {
 
-class DialledLink;
+class VerbsDialledEndpoint;
 
-class Rail {
+class VerbsRail {
  public:
-  Rail(DialledLink* link, uint32_t index, Pair pair);
-  ~Rail();
+  VerbsRail(VerbsDialledEndpoint* endpoint, uint32_t index, Pair pair);
+  ~VerbsRail();
 
   // Its round trip is that of the probe: the write and the read.
   const RailLife& life() const { return life_; }
@@ -61,9 +61,9 @@ class Rail {
   // an end of a run has no registration or key.
   Posted Post(const Op& op, uint32_t most);
   // An upper bound on the requests of `op`: one per run, and one more at each boundary between
-  // pieces of memory that a run crosses, at either end. 0: an end of a run has no registration or
+  // parts of memory that a run crosses, at either end. 0: an end of a run has no registration or
   // key.
-  static uint32_t PiecesOf(const Op& op);
+  static uint32_t RequestsOf(const Op& op);
   // Handles a completion of one of its requests.
   void OnDone(const WorkId& id, const ibv_wc& wc);
   // Posts a read of one word of the peer behind every write that was posted. One at a time.
@@ -78,7 +78,7 @@ class Rail {
   // The rail no longer works. `tell`: the peer does not know it yet.
   void Fail(absl::Status why, bool tell);
   void OnLost(const RailLost& lost);
-  // The link ends: destroys the queue pair and completes every op with `why`.
+  // The endpoint ends: destroys the queue pair and completes every op with `why`.
   void End(const absl::Status& why);
   // The device has refused to destroy the queue pair: what was in flight has not ended.
   bool if_refused() const { return undestroyed_; }
@@ -104,9 +104,9 @@ class Rail {
 
   // Each builds requests at the front of the pool, and returns how many.
   uint32_t Build(const Op& op);
-  // The same as Build, for memory of any kind and in pieces. Op::blocks has been checked by
-  // PiecesOf. `local_gpu` becomes true if some of the local memory is a GPU's.
-  uint32_t BuildPieces(const Op& op, bool& local_gpu);
+  // The same as Build, for memory of any kind and in parts. Op::blocks has been checked by
+  // RequestsOf. `local_gpu` becomes true if some of the local memory is a GPU's.
+  uint32_t BuildParts(const Op& op, bool& local_gpu);
   uint32_t BuildNothing();
   RequestBuilder MakeBuilder(OpKind kind);
   // The id of the requests of the flight that is pushed next.
@@ -134,7 +134,7 @@ class Rail {
   bool Destroy(const absl::Status& why, IfRefused if_refused);
   void Release(const absl::Status& why);
 
-  DialledLink* const link_;
+  VerbsDialledEndpoint* const endpoint_;
   const uint32_t index_;
   const bool ordered_;
   RailLife life_;

@@ -1,5 +1,5 @@
-// Rail: how it comes up: offer, answer, and a probe, which proves that bytes arrive at the intended
-// peer.
+// VerbsRail: how it comes up: offer, answer, and a probe, which proves that bytes arrive at the
+// intended peer.
 
 #include <algorithm>
 #include <utility>
@@ -26,46 +26,49 @@ Duration AttemptTime(const VerbsOptions& options) {
 
 }  // namespace
 
-Rail::Rail(DialledLink* link, uint32_t index, Pair pair)
-    : link_(link),
+VerbsRail::VerbsRail(VerbsDialledEndpoint* endpoint, uint32_t index, Pair pair)
+    : endpoint_(endpoint),
       index_(index),
-      ordered_(link->backend().ordered()),
-      life_(pair, [this](std::span<const Pair> bad) { return link_->OtherPair(*this, bad); }) {}
+      ordered_(endpoint->backend().ordered()),
+      life_(pair, [this](std::span<const Pair> bad) { return endpoint_->OtherPair(index_, bad); }) {
+}
 
-Rail::~Rail() { Destroy(absl::CancelledError("the link is gone"), IfRefused::kLeave); }
+VerbsRail::~VerbsRail() {
+  Destroy(absl::CancelledError("the connection is gone"), IfRefused::kLeave);
+}
 
-Device& Rail::device() const { return link_->local_device(pair().local); }
-const LocalPort& Rail::port() const { return link_->local_port(pair().local); }
+Device& VerbsRail::device() const { return endpoint_->local_device(pair().local); }
+const LocalPort& VerbsRail::port() const { return endpoint_->local_port(pair().local); }
 
-bool Rail::uses(const Device& device) const { return &this->device() == &device; }
-bool Rail::uses(const Device& device, uint8_t port) const {
+bool VerbsRail::uses(const Device& device) const { return &this->device() == &device; }
+bool VerbsRail::uses(const Device& device, uint8_t port) const {
   return uses(device) && this->port().number == port;
 }
 
-std::string Rail::Path() const {
-  return absl::StrCat(port().info.name, " → ", link_->remote_ports()[pair().remote].name);
+std::string VerbsRail::Path() const {
+  return absl::StrCat(port().info.name, " → ", endpoint_->remote_ports()[pair().remote].name);
 }
 
-std::string Rail::Where() const {
-  return absl::StrCat("verbs peer ", link_->PeerName(), ", rail ", index_, " (", Path(), ")");
+std::string VerbsRail::Where() const {
+  return absl::StrCat("verbs peer ", endpoint_->PeerName(), ", rail ", index_, " (", Path(), ")");
 }
 
-absl::Status Rail::CheckLocalEnd() {
+absl::Status VerbsRail::CheckLocalEnd() {
   if (device().broken()) return device().why_broken();
-  if (absl::Status status = link_->RefreshPort(pair().local); !status.ok()) return status;
-  VerbsBackend& backend = link_->backend();
+  if (absl::Status status = endpoint_->RefreshPort(pair().local); !status.ok()) return status;
+  VerbsBackend& backend = endpoint_->backend();
   if (absl::Status status = backend.CheckRegions(device()); !status.ok()) return status;
-  if (!link_->scratch().registration->has(device().ordinal())) {
-    return link_->scratch().registration->why_missing();
+  if (!endpoint_->scratch().registration->has(device().ordinal())) {
+    return endpoint_->scratch().registration->why_missing();
   }
-  if (absl::Status status = link_->CheckKeys(link_->remote_ports()[pair().remote].device);
+  if (absl::Status status = endpoint_->CheckKeys(endpoint_->remote_ports()[pair().remote].device);
       !status.ok()) {
     return status;
   }
   return backend.destroyer().CheckSpace(device());
 }
 
-void Rail::Attempt() {
+void VerbsRail::Attempt() {
   life_.Attempt();
   if (absl::Status status = CheckLocalEnd(); !status.ok()) {
     return AttemptFailed(std::move(status), device().broken());
@@ -75,23 +78,23 @@ void Rail::Attempt() {
 
 // Each step has its own time limit, so that waiting behind other jobs does not count against this
 // pair.
-void Rail::BeginStep(RailLife::State state) {
-  life_.Step(state, Now(), AttemptTime(link_->backend().options()));
-  link_->backend().TimersChanged();
+void VerbsRail::BeginStep(RailLife::State state) {
+  life_.Step(state, Now(), AttemptTime(endpoint_->backend().options()));
+  endpoint_->backend().TimersChanged();
 }
 
-void Rail::SetUp(std::optional<QpAddress> to, RailLife::State state) {
+void VerbsRail::SetUp(std::optional<QpAddress> to, RailLife::State state) {
   BeginStep(state);
-  VerbsBackend& backend = link_->backend();
+  VerbsBackend& backend = endpoint_->backend();
   job_ = backend.setups().Start({.device = &device(),
                                  .port = port(),
                                  .depth = backend.queue_depth(),
                                  .pair = std::move(qp_),
                                  .to = std::move(to)},
-                                link_, index_);
+                                endpoint_, index_);
 }
 
-void Rail::OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair) {
+void VerbsRail::OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair) {
   job_ = 0;
   qp_ = std::move(pair);
   const bool connecting = life_.state() == RailLife::State::kConnecting;
@@ -99,13 +102,13 @@ void Rail::OnSetUp(absl::Status status, std::unique_ptr<QueuePair> pair) {
   if (connecting) return PostProbe();
   BeginStep(RailLife::State::kOffered);
   number_ = qp_->number();
-  link_->Tell(Offer{.rail = static_cast<uint8_t>(index_),
-                    .life = life_.number(),
-                    .port = static_cast<uint8_t>(life_.pair().remote),
-                    .from = qp_->address()});
+  endpoint_->Tell(Offer{.rail = static_cast<uint8_t>(index_),
+                        .life = life_.number(),
+                        .port = static_cast<uint8_t>(life_.pair().remote),
+                        .from = qp_->address()});
 }
 
-void Rail::OnAnswer(const Answer& answer) {
+void VerbsRail::OnAnswer(const Answer& answer) {
   if (!life_.Is(RailLife::State::kOffered, answer.life)) return;
   if (!answer.error.empty()) {
     return AttemptFailed(absl::UnavailableError(absl::StrCat("the peer: ", answer.error)), true);
@@ -120,8 +123,8 @@ void Rail::OnAnswer(const Answer& answer) {
 }
 
 // Takes a slot, which identifies its requests, and reserves entries for the rail's own requests.
-absl::Status Rail::Prepare() {
-  VerbsBackend& backend = link_->backend();
+absl::Status VerbsRail::Prepare() {
+  VerbsBackend& backend = endpoint_->backend();
   if (device().space() < kOwnRequests) {
     return absl::ResourceExhaustedError(
         absl::StrCat(device().name(), ": its completion queue is full"));
@@ -137,14 +140,14 @@ absl::Status Rail::Prepare() {
 }
 
 // Writes a random word and reads it back. The read also shows that the write has been executed.
-void Rail::PostProbe() {
+void VerbsRail::PostProbe() {
   if (absl::Status status = Prepare(); !status.ok()) {
     return AttemptFailed(std::move(status), false);
   }
   BeginStep(RailLife::State::kProbing);
   nonce_ = RandomNonZero64();
-  StoreScratch(link_->scratch().at + index_ * 8, nonce_);
-  StoreScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8, 0);
+  StoreScratch(endpoint_->scratch().at + index_ * 8, nonce_);
+  StoreScratch(endpoint_->scratch().at + Scratch::kReadOffset + index_ * 8, 0);
   BuildWord(0, false);
   // Unordered: the read is posted once the write has completed.
   if (!ordered_) return SubmitOwn(Purpose::kProbeWrite, 1);
@@ -152,23 +155,24 @@ void Rail::PostProbe() {
   SubmitOwn(Purpose::kProbe, 2);
 }
 
-void Rail::PostProbeRead() {
+void VerbsRail::PostProbeRead() {
   BuildWord(0, true);
   SubmitOwn(Purpose::kProbe, 1);
 }
 
-void Rail::ProbeDone(const absl::Status& status) {
+void VerbsRail::ProbeDone(const absl::Status& status) {
   if (!life_.probing()) return;
   if (!status.ok()) return AttemptFailed(status, true);
   life_.Answered(Now());
-  if (LoadScratch(link_->scratch().at + Scratch::kReadOffset + index_ * 8) != nonce_) {
+  if (LoadScratch(endpoint_->scratch().at + Scratch::kReadOffset + index_ * 8) != nonce_) {
     return AttemptFailed(
         absl::DataLossError(absl::StrCat(Where(), ": a probe came back as something else")), true);
   }
-  link_->Tell(Probe{.rail = static_cast<uint8_t>(index_), .life = life_.number(), .nonce = nonce_});
+  endpoint_->Tell(
+      Probe{.rail = static_cast<uint8_t>(index_), .life = life_.number(), .nonce = nonce_});
 }
 
-void Rail::OnProbed(const Probed& probed) {
+void VerbsRail::OnProbed(const Probed& probed) {
   if (!life_.Is(RailLife::State::kProbing, probed.life)) return;
   if (!probed.found) {
     return AttemptFailed(absl::DataLossError(absl::StrCat(
@@ -177,11 +181,11 @@ void Rail::OnProbed(const Probed& probed) {
   }
   life_.Up();
   failed_ = 0;
-  link_->backend().TimersChanged();
-  link_->RailUp(index_);
+  endpoint_->backend().TimersChanged();
+  endpoint_->RailUp(index_);
 }
 
-void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
+void VerbsRail::AttemptFailed(absl::Status why, bool bad_pair) {
   if (life_.state() >= RailLife::State::kOffered) TellLost(why);
   // The state is left first, so that the probe's own end has no effect.
   life_.End(why);
@@ -192,20 +196,20 @@ void Rail::AttemptFailed(absl::Status why, bool bad_pair) {
                                 : port().active ? RailLife::Blame::kPassing
                                                 : RailLife::Blame::kThisHost;
   const bool at_once = life_.Retry(Now(), blame);
-  link_->backend().TimersChanged();
-  if (!at_once) link_->OnAttemptFailed();
+  endpoint_->backend().TimersChanged();
+  if (!at_once) endpoint_->OnAttemptFailed();
 }
 
-void Rail::Reopen() {
-  if (life_.Reopen(Now())) link_->backend().TimersChanged();
+void VerbsRail::Reopen() {
+  if (life_.Reopen(Now())) endpoint_->backend().TimersChanged();
 }
 
-void Rail::OnPortUp() {
+void VerbsRail::OnPortUp() {
   life_.Hurry(Now());
-  link_->backend().TimersChanged();
+  endpoint_->backend().TimersChanged();
 }
 
-void Rail::OnDeadline(Time now) {
+void VerbsRail::OnDeadline(Time now) {
   using State = RailLife::State;
   if (!life_.Due(now)) return;
   const auto late = [this](const char* what, bool bad_pair) {
@@ -227,7 +231,7 @@ void Rail::OnDeadline(Time now) {
       if (progress_ != progress_seen_) return WatchStall(now);
       return Fail(absl::UnavailableError(absl::StrCat(
                       Where(), ": work requests neither completed nor failed within ",
-                      link_->backend().options().stall_timeout / std::chrono::milliseconds(1),
+                      endpoint_->backend().options().stall_timeout / std::chrono::milliseconds(1),
                       " ms (KVXFER_VERBS_STALL_TIMEOUT_MS)")),
                   true);
     case State::kDraining:

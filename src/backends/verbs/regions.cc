@@ -31,7 +31,7 @@ int AccessFlags(Access access) {
 DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   Close();
   holds_ = std::exchange(other.holds_, {});
-  pieces_ = std::move(other.pieces_);
+  parts_ = std::move(other.parts_);
   driver_ = other.driver_;
   gpu_ = other.gpu_;
   why_missing_ = std::move(other.why_missing_);
@@ -94,8 +94,8 @@ absl::Status DeviceMemory::Register(const GpuMemory& memory, Access access,
   const cuda::DeviceSpan& span = memory.span.span;
   std::vector<uint64_t> bytes;
   for (const cuda::Allocation& part : span.parts) bytes.push_back(part.bytes);
-  pieces_ = std::make_unique<const PieceTable>(span.base, bytes);
-  return CheckKeyBytes(*pieces_, devices.size());
+  parts_ = std::make_unique<const PartTable>(span.base, bytes);
+  return CheckKeyBytes(*parts_, devices.size());
 }
 
 std::vector<DeviceMemory::Known> DeviceMemory::ByDevice() const {
@@ -106,9 +106,9 @@ std::vector<DeviceMemory::Known> DeviceMemory::ByDevice() const {
     out.back().rkeys.push_back(hold.mr->rkey);
   }
   for (Known& known : out) {
-    // A device that has the whole as one uses the same key for each piece.
-    known.lkeys.resize(pieces_->size(), known.lkeys.front());
-    known.rkeys.resize(pieces_->size(), known.rkeys.front());
+    // A device that has the whole as one uses the same key for each part.
+    known.lkeys.resize(parts_->size(), known.lkeys.front());
+    known.rkeys.resize(parts_->size(), known.rkeys.front());
   }
   return out;
 }
@@ -146,10 +146,10 @@ VerbsRegistration::VerbsRegistration(VerbsBackend* backend, const LocalRegion& r
     rkeys_[hold.device->ordinal()] = hold.mr->rkey;
     devices_ |= uint64_t{1} << hold.device->ordinal();
   }
-  if (memory_.pieces() == nullptr) return;
-  pieces_ = std::make_unique<PieceKeys>(*memory_.pieces());
+  if (memory_.parts() == nullptr) return;
+  parts_ = std::make_unique<PartKeys>(*memory_.parts());
   for (const DeviceMemory::Known& known : memory_.ByDevice()) {
-    pieces_->Add(known.device->ordinal(), known.lkeys);
+    parts_->Add(known.device->ordinal(), known.lkeys);
   }
 }
 

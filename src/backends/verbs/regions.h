@@ -5,10 +5,10 @@
 // its rkey); at most kMaxDevices. A device that failed, or that does not take the region, is left
 // out: rails over it cannot be used while the region exists.
 //
-// The key of a region in pieces (pieces.h) has form 3. After the agent's rkey come one byte for the
-// number of devices and four for the number of runs of equal pieces; then each device (number and
-// penalty, as above), each run (four bytes for the number of pieces, eight for the size of each),
-// and for each device the rkey of each piece.
+// The key of a region in parts (part_table.h) has form 3. After the agent's rkey come one byte for
+// the number of devices and four for the number of runs of equal parts; then each device (number
+// and penalty, as above), each run (four bytes for the number of parts, eight for the size of
+// each), and for each device the rkey of each part.
 //
 // Lifetime: a registration may outlive its backend; it then does nothing.
 // Thread-safety: DeviceMemory and VerbsRegistration may be made on any thread; everything else is
@@ -32,7 +32,7 @@
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/gpu_memory.h"
 #include "src/backends/verbs/nearness.h"
-#include "src/backends/verbs/pieces.h"
+#include "src/backends/verbs/part_table.h"
 
 namespace kvxfer::verbs {
 
@@ -58,13 +58,13 @@ class DeviceMemory {
 
   struct Hold {
     Device* device = nullptr;
-    // The registration of the whole, or of a piece; the pieces of one device are consecutive.
+    // The registration of the whole, or of a part; the parts of one device are consecutive.
     ibv_mr* mr = nullptr;
   };
   std::span<const Hold> holds() const { return holds_; }
-  // The pieces that devices know; null: each device knows the whole.
-  const PieceTable* pieces() const { return pieces_.get(); }
-  // For memory in pieces: the keys of all pieces with one device.
+  // The parts that devices know; null: each device knows the whole.
+  const PartTable* parts() const { return parts_.get(); }
+  // For memory in parts: the keys of all parts with one device.
   struct Known {
     const Device* device = nullptr;
     std::vector<uint32_t> lkeys{};
@@ -83,14 +83,14 @@ class DeviceMemory {
   void Miss(const absl::Status& why);
 
   std::vector<Hold> holds_;
-  std::unique_ptr<const PieceTable> pieces_;
+  std::unique_ptr<const PartTable> parts_;
   const cuda::Driver* driver_ = nullptr;
   const cuda::Device* gpu_ = nullptr;
   absl::Status why_missing_;
 };
 
-// ResourceExhausted: metadata cannot hold keys for that many pieces and devices.
-absl::Status CheckKeyBytes(const PieceTable& pieces, size_t devices);
+// ResourceExhausted: metadata cannot hold keys for that many parts and devices.
+absl::Status CheckKeyBytes(const PartTable& parts, size_t devices);
 
 class VerbsRegistration final : public Registration {
  public:
@@ -99,10 +99,10 @@ class VerbsRegistration final : public Registration {
                     const Penalties& penalties = {});
   ~VerbsRegistration() override;
 
-  // For a region in one piece.
+  // For a region in one part.
   uint32_t lkey(size_t device) const { return lkeys_[device]; }
-  // Null: it is in one piece.
-  const PieceKeys* pieces() const { return pieces_.get(); }
+  // Null: it is in one part.
+  const PartKeys* parts() const { return parts_.get(); }
   // Null: host memory, which the CPU can read; it cannot read GPU memory.
   const cuda::Device* gpu() const { return memory_.gpu(); }
   const cuda::Driver* driver() const { return memory_.driver(); }
@@ -121,7 +121,7 @@ class VerbsRegistration final : public Registration {
   std::byte DeviceByte(const Device& device) const;
   std::string MakeKey(uint32_t rkey) const;
   std::vector<std::byte> KeyOfOne() const;
-  std::vector<std::byte> KeyOfPieces() const;
+  std::vector<std::byte> KeyOfParts() const;
 
   VerbsBackend* backend_;
   const MemorySpan span_;
@@ -130,7 +130,7 @@ class VerbsRegistration final : public Registration {
   uint64_t devices_ = 0;
   std::array<uint32_t, kMaxDevices> lkeys_{};
   std::array<uint32_t, kMaxDevices> rkeys_{};
-  std::unique_ptr<PieceKeys> pieces_;
+  std::unique_ptr<PartKeys> parts_;
 };
 
 class VerbsRemoteKey final : public RemoteKey {
@@ -148,10 +148,10 @@ class VerbsRemoteKey final : public RemoteKey {
   void set_holder(Holder* holder) { holder_ = holder; }
   static absl::StatusOr<std::unique_ptr<VerbsRemoteKey>> Decode(const RemoteRegion& region,
                                                                 std::string_view key);
-  // For a region in one piece.
+  // For a region in one part.
   uint32_t rkey(size_t device) const { return rkeys_[device]; }
-  // Null: it is in one piece.
-  const PieceKeys* pieces() const { return pieces_.get(); }
+  // Null: it is in one part.
+  const PartKeys* parts() const { return parts_.get(); }
   uint32_t penalty(size_t device) const { return device < kMaxDevices ? penalties_[device] : 0; }
   bool has(size_t device) const { return device < kMaxDevices && (devices_ >> device & 1) != 0; }
 
@@ -159,10 +159,10 @@ class VerbsRemoteKey final : public RemoteKey {
   // Returns the device's number.
   size_t AddDevice(std::byte told);
   // `bytes` begins behind the agent's rkey. False: the encoding is invalid.
-  bool DecodePieces(const RemoteRegion& region, std::span<const std::byte> bytes);
+  bool DecodeParts(const RemoteRegion& region, std::span<const std::byte> bytes);
 
   std::array<uint32_t, kMaxDevices> rkeys_{};
-  std::unique_ptr<PieceKeys> pieces_;
+  std::unique_ptr<PartKeys> parts_;
   Penalties penalties_{};
   uint64_t devices_ = 0;
   Holder* holder_ = nullptr;

@@ -51,7 +51,7 @@ class RequestBuilder {
   // `by_cpu`: the CPU can read the local memory. At most kRequests calls.
   void Add(uint64_t local, uint32_t lkey, uint64_t remote, uint32_t rkey, uint64_t bytes,
            bool by_cpu) {
-    // The rkey must be equal too: adjacent addresses may lie in two regions or pieces.
+    // The rkey must be equal too: adjacent addresses may lie in two regions or parts.
     if (remote == end_ && rkey == next_[-1].wr.rdma.rkey && next_[-1].num_sge < max_sge_) {
       ++next_[-1].num_sge;
     } else {

@@ -1,6 +1,6 @@
-// A few registered bytes per link. Probes are written to the accepting side's bytes; the connecting
-// side sends them from its own bytes, and reads the word of a flush into them. Only the accepting
-// side's bytes may be accessed by peers, so each side has its own Scratch.
+// A few registered bytes per endpoint. Probes are written to the accepting side's bytes; the
+// connecting side sends them from its own bytes, and reads the word of a flush into them. Only the
+// accepting side's bytes may be accessed by peers, so each side has its own Scratch.
 //
 // Thread-safety: none; called by the agent's driver only.
 
@@ -25,7 +25,7 @@ class Scratch {
   // `access`: what peers may do.
   explicit Scratch(Access access) : access_(access) {}
 
-  // For one link: one word per rail (16) to write, then as many to read into.
+  // For one endpoint: one word per rail (16) to write, then as many to read into.
   static constexpr size_t kSlotBytes = 256;
   static constexpr size_t kReadOffset = 128;
 

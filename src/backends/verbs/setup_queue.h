@@ -3,9 +3,9 @@
 // does not exist costs about a second.
 //
 // There are up to four threads, started when needed. No job waits behind an address that is known
-// to be slow, nor behind one slow link: at most two threads work for one link, and at most two for
-// addresses that were slow the last time. So at worst the first attempts at four dead addresses of
-// two links delay others, once, for a second.
+// to be slow, nor behind one slow endpoint: at most two threads work for one endpoint, and at most
+// two for addresses that were slow the last time. So at worst the first attempts at four dead
+// addresses of two endpoints delay others, once, for a second.
 //
 // A queue pair that is in progress here is either unknown to the peer or has nothing posted, so a
 // caller that cancels is quiet at once. Queue pairs are destroyed by the driver only.
@@ -46,7 +46,7 @@ class SetupQueue {
     std::unique_ptr<QueuePair> pair{};  // null: make one first
     std::optional<QpAddress> to{};      // nothing: do not connect it yet
   };
-  // Is notified of the end of a job. The jobs of one client are those of one link.
+  // Is notified of the end of a job. The jobs of one client are those of one endpoint.
   class Client {
    public:
     virtual ~Client() = default;

@@ -208,8 +208,8 @@ class KvListBuilder {
                    .first_id = meeting.first_id,
                    .id_count = meeting.count};
     if (!copy.dims.empty()) {
-      pair.runs = static_cast<uint32_t>(list_.block_runs_.size());
-      list_.block_runs_.push_back(RunsOf(copy));
+      pair.pieces = static_cast<uint32_t>(list_.block_pieces_.size());
+      list_.block_pieces_.push_back(PiecesOf(copy));
     }
     return pair;
   }
@@ -228,14 +228,15 @@ class KvListBuilder {
     list_.pairs_.push_back(pair);
   }
 
-  BlockRuns RunsOf(const StridedCopy& copy) const {
-    BlockRuns runs{.bytes = copy.bytes};
+  BlockPieces PiecesOf(const StridedCopy& copy) const {
+    BlockPieces pieces{.bytes = copy.bytes};
     for (const StridedCopy::Dim& dim : copy.dims) {
-      runs.dims[runs.dim_count++] = {.count = dim.count,
-                                     .local_stride = writes_ ? dim.src_stride : dim.dst_stride,
-                                     .remote_stride = writes_ ? dim.dst_stride : dim.src_stride};
+      pieces.dims[pieces.dim_count++] = {
+          .count = dim.count,
+          .local_stride = writes_ ? dim.src_stride : dim.dst_stride,
+          .remote_stride = writes_ ? dim.dst_stride : dim.src_stride};
     }
-    return runs;
+    return pieces;
   }
 
   uint32_t TensorAt(const KvSide& side, uint32_t layer, uint32_t tensor) const {

@@ -1,6 +1,6 @@
 // The blocks of one transfer after checking. They are kept as compactly as they were given, as ids
 // and paged regions or as descriptors, and are never expanded (G7). Between KV caches with
-// different layouts, the list also has the runs of bytes that each block consists of. Reads and
+// different layouts, the list also has the pieces that each block consists of. Reads and
 // Writes have the same form here: `local` and `remote`.
 //
 // Thread-safety: immutable after construction, except for ReleaseIds.
@@ -63,7 +63,7 @@ class BlockList {
   BlockView View(std::span<const Registration* const> registrations,
                  std::span<const RemoteKey* const> keys) const {
     return {.pairs = pairs_,
-            .block_runs = block_runs_,
+            .block_pieces = block_pieces_,
             .local_ids = ids_.ids.get(),
             .remote_ids = ids_.ids.get() + id_count_,
             .descriptors = descriptors_,
@@ -74,7 +74,7 @@ class BlockList {
   std::span<const BlockPair> pairs() const { return pairs_; }
   std::span<const uint32_t> local_ids() const { return {ids_.ids.get(), id_count_}; }
   std::span<const uint32_t> remote_ids() const { return {ids_.ids.get() + id_count_, id_count_}; }
-  std::span<const BlockRuns> block_runs() const { return block_runs_; }
+  std::span<const BlockPieces> block_pieces() const { return block_pieces_; }
   std::span<const Block> descriptors() const { return descriptors_; }
 
  private:
@@ -85,7 +85,7 @@ class BlockList {
   absl::Status SetTotals();
 
   absl::InlinedVector<BlockPair, 1> pairs_;  // inline: a small transfer allocates nothing
-  std::vector<BlockRuns> block_runs_;
+  std::vector<BlockPieces> block_pieces_;
   IdBuffer ids_;         // id_count_ local ids, then id_count_ remote ids
   size_t id_count_ = 0;  // per side
   std::vector<Block> descriptors_;

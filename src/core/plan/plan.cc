@@ -7,11 +7,11 @@ namespace kvxfer {
 
 // What is free in a slice while it is filled.
 struct SliceCursor::Space {
-  // Takes a piece: a whole block, a run of one, or a part of it. Returns the bytes that fit.
+  // Takes a piece: a whole block, a piece of one, or a part of it. Returns the bytes that fit.
   uint64_t Take(const Block& piece) {
-    if (bytes == 0 || (!Continues(piece) && runs == 0)) return 0;
+    if (bytes == 0 || (!Continues(piece) && pieces == 0)) return 0;
     const uint64_t taken = std::min(piece.bytes, bytes);
-    if (!Continues(piece)) --runs;
+    if (!Continues(piece)) --pieces;
     bytes -= taken;
     last = piece;
     last.bytes = taken;
@@ -25,7 +25,7 @@ struct SliceCursor::Space {
   }
 
   uint64_t bytes;
-  uint64_t runs;
+  uint64_t pieces;
   const bool merged;
   Block last{};  // the piece before, if `merged`
 };
@@ -48,9 +48,9 @@ void SliceCursor::Settle() {
     const BlockPair& pair = blocks_->pairs[at_.pair];
     ids_ = pair.local.block_bytes == 0 ? 0 : pair.id_count;
     if (at_.id == ids_) continue;
-    const bool one = pair.runs == BlockPair::kOneRun;
-    each_ = one ? 1 : blocks_->block_runs[pair.runs].count();
-    bytes_ = one ? pair.local.block_bytes : blocks_->block_runs[pair.runs].bytes;
+    const bool one = pair.pieces == BlockPair::kOnePiece;
+    each_ = one ? 1 : blocks_->block_pieces[pair.pieces].count();
+    bytes_ = one ? pair.local.block_bytes : blocks_->block_pieces[pair.pieces].bytes;
     return;
   }
 }
@@ -58,9 +58,9 @@ void SliceCursor::Settle() {
 BlockRange SliceCursor::Next(const SliceLimits& limits) {
   BlockRange slice{.view = blocks_, .first = at_};
   if (done()) return slice;
-  constexpr uint64_t kMostRuns = std::numeric_limits<uint32_t>::max();
+  constexpr uint64_t kMostPieces = std::numeric_limits<uint32_t>::max();
   const Space all{.bytes = std::max<uint64_t>(limits.max_bytes, 1),
-                  .runs = std::clamp<uint64_t>(limits.max_runs, 1, kMostRuns),
+                  .pieces = std::clamp<uint64_t>(limits.max_pieces, 1, kMostPieces),
                   .merged = limits.merged};
   Space left = all;
   while (!done()) {
@@ -68,64 +68,62 @@ BlockRange SliceCursor::Next(const SliceLimits& limits) {
     Settle();
   }
   slice.bytes = all.bytes - left.bytes;
-  slice.runs = static_cast<uint32_t>(all.runs - left.runs);
+  slice.pieces = static_cast<uint32_t>(all.pieces - left.pieces);
   return slice;
 }
 
 // Adds what is left of the present pair to the slice; false if the slice is full before.
 bool SliceCursor::Fill(Space& space) {
   if (blocks_->pairs.empty()) return FillDescriptors(space);
-  const bool one_run = blocks_->pairs[at_.pair].runs == BlockPair::kOneRun;
-  return space.merged && one_run ? FillIds(space) : FillPair(space);
+  const bool one_piece = blocks_->pairs[at_.pair].pieces == BlockPair::kOnePiece;
+  return space.merged && one_piece ? FillIds(space) : FillPair(space);
 }
 
-// Goes on by whole runs, within the pair.
-void SliceCursor::Step(uint64_t runs) {
+// Goes on by whole pieces, within the pair.
+void SliceCursor::Step(uint64_t pieces) {
   at_.offset = 0;
-  at_.run += runs;
-  at_.id += static_cast<uint32_t>(at_.run / each_);
-  at_.run %= each_;
+  at_.piece += pieces;
+  at_.id += static_cast<uint32_t>(at_.piece / each_);
+  at_.piece %= each_;
 }
 
 bool SliceCursor::FillPair(Space& space) {
   space.last.bytes = 0;
   if (at_.offset > 0) {
-    // The rest of a run whose first part is in the slice before.
+    // The rest of a piece whose first part is in the slice before.
     const uint64_t taken = std::min(bytes_ - at_.offset, space.bytes);
-    if (taken == 0 || space.runs == 0) return false;
+    if (taken == 0 || space.pieces == 0) return false;
     space.bytes -= taken;
-    --space.runs;
+    --space.pieces;
     at_.offset += taken;
     if (at_.offset < bytes_) return false;
     Step(1);
   }
-  const uint64_t left = (ids_ - at_.id) * each_ - at_.run;
-  const uint64_t whole = std::min({left, space.bytes / bytes_, space.runs});
+  const uint64_t left = (ids_ - at_.id) * each_ - at_.piece;
+  const uint64_t whole = std::min({left, space.bytes / bytes_, space.pieces});
   space.bytes -= whole * bytes_;
-  space.runs -= whole;
+  space.pieces -= whole;
   Step(whole);
   if (whole == left) return true;
-  // The run that fits only in part.
-  if (space.runs > 0 && space.bytes > 0) {
+  // The piece that fits only in part.
+  if (space.pieces > 0 && space.bytes > 0) {
     at_.offset = space.bytes;
     space.bytes = 0;
-    --space.runs;
+    --space.pieces;
   }
   return false;
 }
 
-// Fill, block by block, for merged slices. Each block is one run.
+// Fill, block by block, for merged slices. Each block is one piece.
 bool SliceCursor::FillIds(Space& space) {
   const BlockPair& pair = blocks_->pairs[at_.pair];
-  const uint32_t* const local_ids = blocks_->local_ids + pair.first_id;
-  const uint32_t* const remote_ids = blocks_->remote_ids + pair.first_id;
+  const PairAddresses blocks(*blocks_, pair);
   for (; at_.id < ids_; ++at_.id, at_.offset = 0) {
-    const Block rest{
-        .local = pair.local.base + local_ids[at_.id] * pair.local.stride + at_.offset,
-        .remote = pair.remote.base + remote_ids[at_.id] * pair.remote.stride + at_.offset,
-        .bytes = bytes_ - at_.offset,
-        .local_region = pair.local_region,
-        .remote_region = pair.remote_region};
+    const Block rest{.local = blocks.local(at_.id) + at_.offset,
+                     .remote = blocks.remote(at_.id) + at_.offset,
+                     .bytes = bytes_ - at_.offset,
+                     .local_region = pair.local_region,
+                     .remote_region = pair.remote_region};
     if (!Take(rest, space)) return false;
   }
   return true;

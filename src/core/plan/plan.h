@@ -1,10 +1,11 @@
 // Cuts a transfer into slices: ranges of its block list, each of which one op moves. Cutting is
 // arithmetic: a slice costs O(pairs of regions that it touches), or O(descriptors), never O(ids).
-// The exception is a backend of few runs per op, SliceLimits::kFewRuns.
+// The exception is a backend of few pieces per op, kFewPieces.
 //
-// Specification, checked by property tests. For every block list, max_bytes and max_runs: the
+// Specification, checked by property tests. For every block list, max_bytes and max_pieces: the
 // slices, in order, cover each byte of each block exactly once; no slice exceeds max_bytes or
-// max_runs; equal limits give equal slices; a walk over a slice has at most BlockRange::runs runs.
+// max_pieces; equal limits give equal slices; a walk over a slice has at most BlockRange::pieces
+// runs.
 //
 // Thread-safety: pure.
 
@@ -18,16 +19,16 @@
 namespace kvxfer {
 
 struct SliceLimits {
-  uint64_t max_bytes = 0;  // per slice, > 0
-  uint64_t max_runs = 0;   // per slice, > 0; see BlockRange::runs
-  // Blocks that continue each other on both sides count as one run. The ids are read for that, so
-  // it is for backends of few runs per op: adjacent blocks shall be one op where a device takes one
-  // address per op. Where many runs fit, they seldom end a slice.
+  uint64_t max_bytes = 0;   // per slice, > 0
+  uint64_t max_pieces = 0;  // per slice, > 0; see BlockRange::pieces
+  // Pieces that continue each other on both sides, one run, count as one. The ids are read for
+  // that, so it is for backends of few pieces per op: adjacent blocks shall be one op where a
+  // device takes one address per op. Where many pieces fit, they seldom end a slice.
   bool merged = false;
 };
 
-// Backends of at most so many runs per op get merged slices.
-inline constexpr uint64_t kFewRuns = 16;
+// Backends of at most so many pieces per op get merged slices.
+inline constexpr uint64_t kFewPieces = 16;
 
 // Walks a block list once, from the front, one slice per call. It is a value: copy it to walk again
 // from the same point (a lane is sent again in this way). Blocks without bytes are skipped.
@@ -44,7 +45,7 @@ class SliceCursor {
   struct Space;
 
   void Settle();
-  void Step(uint64_t runs);
+  void Step(uint64_t pieces);
   bool Fill(Space& space);
   bool FillPair(Space& space);
   bool FillIds(Space& space);
@@ -55,8 +56,8 @@ class SliceCursor {
   uint32_t pairs_ = 0;  // a list of descriptors counts as one pair
   // What the pair has that `at_` is in.
   uint64_t ids_ = 0;    // blocks
-  uint64_t each_ = 1;   // runs of a block
-  uint64_t bytes_ = 0;  // of a run
+  uint64_t each_ = 1;   // pieces of a block
+  uint64_t bytes_ = 0;  // of a piece
   BlockPosition at_{};  // the next byte
 };
 

@@ -165,7 +165,7 @@ void StreamCopy(void* to_void, const void* from_void, size_t bytes,
   copy(to, from, bytes);
 }
 
-void StreamFence() {
+void StoreBarrier() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif

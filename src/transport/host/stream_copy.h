@@ -15,13 +15,13 @@ namespace kvxfer {
 // Below this many bytes StreamCopy is memcpy, which measured no slower there.
 inline constexpr size_t kStreamCopyMin = 256;
 
-// Uses the stores that measured fastest on this kind of CPU. Call StreamFence before anything that
+// Uses the stores that measured fastest on this kind of CPU. Call StoreBarrier before anything that
 // publishes the data. `next` is the source of the following copy, if it is known: its first lines
 // are prefetched. It is only a hint; it need not be readable and may be empty.
 void StreamCopy(void* to, const void* from, size_t bytes, std::span<const std::byte> next = {});
 
 // Orders every earlier StreamCopy of this thread before its later stores, sends and system calls.
-void StreamFence();
+void StoreBarrier();
 
 // The instruction set in use, for a person: "avx512", "avx2", "sse2" or "memcpy".
 const char* StreamCopyName();

@@ -149,7 +149,7 @@ TEST_F(Regions, AreRegisteredOnAnyThread) {
 class Keys : public ::testing::Test {
  protected:
   bool Have(BlockPosition first, uint64_t bytes) const {
-    return HaveKeys({.view = &view_, .first = first, .bytes = bytes, .runs = 1});
+    return HaveKeys({.view = &view_, .first = first, .bytes = bytes, .pieces = 1});
   }
 
   const RkeyOnly key_{kRkey};
@@ -172,21 +172,25 @@ TEST_F(Keys, OfTheDescriptorsOfARangeCount) {
 
 TEST_F(Keys, OfThePairsOfARangeCount) {
   const PagedRegion region{.base = 0, .block_bytes = 8, .stride = 16, .count = 10};
-  const auto pair = [&](uint32_t remote, uint32_t ids, uint32_t runs) {
-    return BlockPair{
-        .local = region, .remote = region, .remote_region = remote, .id_count = ids, .runs = runs};
+  const auto pair = [&](uint32_t remote, uint32_t ids, uint32_t pieces) {
+    return BlockPair{.local = region,
+                     .remote = region,
+                     .remote_region = remote,
+                     .id_count = ids,
+                     .pieces = pieces};
   };
-  const std::array<BlockRuns, 1> runs{BlockRuns{.bytes = 2, .dims = {{{4, 0, 0}}}, .dim_count = 1}};
-  const std::array<BlockPair, 4> pairs{pair(0, 2, BlockPair::kOneRun), pair(1, 0, 0), pair(0, 2, 0),
-                                       pair(1, 1, BlockPair::kOneRun)};
+  const std::array<BlockPieces, 1> block_pieces{
+      BlockPieces{.bytes = 2, .dims = {{{4, 0, 0}}}, .dim_count = 1}};
+  const std::array<BlockPair, 4> pairs{pair(0, 2, BlockPair::kOnePiece), pair(1, 0, 0),
+                                       pair(0, 2, 0), pair(1, 1, BlockPair::kOnePiece)};
   view_.pairs = pairs;
-  view_.block_runs = runs;
+  view_.block_pieces = block_pieces;
   EXPECT_TRUE(Have({}, 32));
   EXPECT_FALSE(Have({}, 33));
   EXPECT_TRUE(Have({.id = 1, .offset = 5}, 19));
   EXPECT_FALSE(Have({.id = 1, .offset = 5}, 20));
-  EXPECT_TRUE(Have({.pair = 2, .id = 1, .run = 2, .offset = 1}, 3));
-  EXPECT_FALSE(Have({.pair = 2, .id = 1, .run = 2, .offset = 1}, 4));
+  EXPECT_TRUE(Have({.pair = 2, .id = 1, .piece = 2, .offset = 1}, 3));
+  EXPECT_FALSE(Have({.pair = 2, .id = 1, .piece = 2, .offset = 1}, 4));
   EXPECT_FALSE(Have({.pair = 3}, 1));
 }
 

@@ -58,7 +58,7 @@ void SharePlan::Walk(const BlockList& list, Visit visit) {
   const RemoteKey* const there = &key;
   const BlockView view = list.View({&here, 1}, {&there, 1});
   for (SliceCursor cursor(&view); !cursor.done();) {
-    RunWalk walk(cursor.Next({.max_bytes = UINT64_MAX, .max_runs = UINT64_MAX}));
+    RunWalk walk(cursor.Next({.max_bytes = UINT64_MAX, .max_pieces = UINT64_MAX}));
     for (; !walk.done(); walk.Next()) visit(walk.run());
   }
 }

@@ -358,7 +358,7 @@ TEST(CudaIpcBackend, OpsThatBreakTheRulesMoveNothing) {
   EXPECT_TRUE(Fails(ends({keyless}), absl::StatusCode::kInvalidArgument));
   Piece single = outside;
   single.bytes = 1;
-  EXPECT_TRUE(Fails(ends(std::vector<Piece>(cuda_ipc::kMaxOpRuns, single)),
+  EXPECT_TRUE(Fails(ends(std::vector<Piece>(cuda_ipc::kMaxOpPieces, single)),
                     absl::StatusCode::kInvalidArgument, {"8193 runs"}));
   EXPECT_EQ(FirstNonZero(joined.to.bytes()), kNoMismatch);
 }

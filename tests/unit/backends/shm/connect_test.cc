@@ -86,7 +86,7 @@ TEST(ShmCapabilities, AreWhatTheInterfaceAsksFor) {
   EXPECT_EQ(c.arrival, Arrival::kCopied);
   EXPECT_FALSE(c.needs_remote_cpu);
   EXPECT_GE(c.max_message_bytes, 128u * 1024);
-  EXPECT_EQ(c.max_op_runs, 1024u);
+  EXPECT_EQ(c.max_op_pieces, 1024u);
   EXPECT_EQ(side.backend->name(), "shm");
 }
 

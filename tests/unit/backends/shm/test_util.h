@@ -196,7 +196,7 @@ inline absl::Status Move(std::initializer_list<Side*> sides, Side& initiator, En
   uint64_t bytes = 0;
   for (Run run : runs) {
     do {
-      if (bytes == limits.max_op_bytes || cut.size() == limits.max_op_runs) {
+      if (bytes == limits.max_op_bytes || cut.size() == limits.max_op_pieces) {
         ops.emplace_back(std::exchange(cut, {}));
         bytes = 0;
       }

@@ -8,7 +8,8 @@
 
 #include <random>
 
-#include "src/backends/shm/process.h"
+#include "src/core/base/host_identity.h"
+#include "src/transport/host/peer_process.h"
 
 namespace kvxfer::shm {
 namespace {
@@ -70,24 +71,25 @@ TEST(ShmProcessHandle, IsBoundToPidAndStartTime) {
   const auto self = static_cast<uint32_t>(getpid());
   const auto started = StartTime(self);
   ASSERT_TRUE(started.ok()) << started.status();
-  const auto held = PeerProcess::Open(self, *started);
+  const auto held = PeerProcess::Open(ReadHostIdentity(), self, *started);
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_FALSE(held->Exited());
   // Expect that the same number with another start time is another process.
-  EXPECT_EQ(PeerProcess::Open(self, *started + 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(PeerProcess::Open(ReadHostIdentity(), self, *started + 1).status().code(),
+            absl::StatusCode::kNotFound);
 
   const pid_t child = fork();
   if (child == 0) {
     pause();
     _exit(0);
   }
-  const auto other = PeerProcess::Open(static_cast<uint32_t>(child), 0);
+  const auto other = PeerProcess::Open(ReadHostIdentity(), static_cast<uint32_t>(child), 0);
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_FALSE(other->Exited());
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   EXPECT_TRUE(other->Exited());
-  EXPECT_EQ(PeerProcess::Open(static_cast<uint32_t>(child), 0).status().code(),
+  EXPECT_EQ(PeerProcess::Open(ReadHostIdentity(), static_cast<uint32_t>(child), 0).status().code(),
             absl::StatusCode::kNotFound);
 }
 

@@ -172,7 +172,7 @@ TEST_F(TcpData, PagedBlocksLandWhereTheirIdsSay) {
              .id = at + 1,
              .transfer = 1,
              .blocks = {
-                 .view = &view, .first = {.id = at}, .bytes = count * bytes, .runs = count}});
+                 .view = &view, .first = {.id = at}, .bytes = count * bytes, .pieces = count}});
       }
       ASSERT_TRUE(PostAll(ops));
       ASSERT_TRUE(Settle(ops.size()));

@@ -359,7 +359,7 @@ TEST_F(UcxReader, IsServedNothingOfWhatItFenced) {
 // Expect that it loses its link, and is not kept in memory.
 TEST_F(UcxReader, AsksForNoMorePiecesThanAnOpHas) {
   Say({.kind = FrameKind::kRead, .transfer = kTransfer, .number = 1000},
-      std::string((ucx::kMaxOpRuns + 1) * ucx::kWireRunBytes, '\0'));
+      std::string((ucx::kMaxOpPieces + 1) * ucx::kWireRunBytes, '\0'));
   ASSERT_TRUE(Until([&] { return party_->links[0]->down; }));
 }
 

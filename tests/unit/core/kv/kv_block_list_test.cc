@@ -259,7 +259,7 @@ TEST(KvBlockListSize, IdsAndMeetingsAreAllThatGrows) {
                        ListKvBlocks(from.side(), to.side(), {.heads = {0, 2}, .layers = 4}, 1000,
                                     Direction::kWrite, local_table, remote_table, pool));
   EXPECT_EQ(list.pairs().size(), 4u * 10);
-  EXPECT_EQ(list.block_runs().size(), 10u);
+  EXPECT_EQ(list.block_pieces().size(), 10u);
   EXPECT_EQ(list.local_ids().size(), 63u);
   EXPECT_EQ(list.total_bytes(), 4u * 1000 * 2 * 4 * 2);
 }
@@ -284,8 +284,8 @@ TEST(KvBlockListOrder, RunsMeetAtTheRemoteSide) {
       ASSERT_OK_AND_ASSIGN(const BlockList list,
                            ListKvBlocks(from.side(), to.side(), {.heads = {0, 4}, .layers = 1}, 16,
                                         direction, local_table, remote_table, pool));
-      ASSERT_FALSE(list.block_runs().empty());
-      for (const BlockRuns& runs : list.block_runs()) {
+      ASSERT_FALSE(list.block_pieces().empty());
+      for (const BlockPieces& runs : list.block_pieces()) {
         EXPECT_EQ(runs.used_dims().back().remote_stride, runs.bytes);
         EXPECT_NE(runs.used_dims().back().local_stride, runs.bytes);
       }

@@ -177,20 +177,20 @@ class Mover {
   // Slices of random size; every run lies in the regions that it names.
   void CopySlices(const BlockList& list, const RegionTable& local, const RegionTable& remote,
                   bool writes) {
-    const SliceLimits limits{.max_bytes = 1 + random_() % 300, .max_runs = 1 + random_() % 20};
+    const SliceLimits limits{.max_bytes = 1 + random_() % 300, .max_pieces = 1 + random_() % 20};
     const Holds holds(local, remote);
     const BlockView view = holds.ViewOf(list);
     uint64_t total = 0;
     for (SliceCursor cursor(&view); !cursor.done();) {
       const BlockRange slice = cursor.Next(limits);
-      ASSERT_LE(slice.runs, limits.max_runs);
+      ASSERT_LE(slice.pieces, limits.max_pieces);
       ASSERT_LE(slice.bytes, limits.max_bytes);
       uint64_t bytes = 0;
       uint32_t runs = 0;
       Run before{};
       for (RunWalk walk(slice); !walk.done(); walk.Next()) {
         const Run& run = walk.run();
-        ASSERT_LE(++runs, slice.runs);
+        ASSERT_LE(++runs, slice.pieces);
         const bool continues = before.local + before.bytes == run.local &&
                                before.remote + before.bytes == run.remote &&
                                before.registration == run.registration && before.key == run.key;

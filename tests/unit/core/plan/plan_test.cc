@@ -47,7 +47,7 @@ Slices Walk(const BlockList& list, const SliceLimits& limits) {
 }
 
 bool Equal(const BlockRange& a, const BlockRange& b) {
-  return a.view == b.view && a.first == b.first && a.bytes == b.bytes && a.runs == b.runs;
+  return a.view == b.view && a.first == b.first && a.bytes == b.bytes && a.pieces == b.pieces;
 }
 
 // The runs that a slice says it has: all pieces of blocks; if merged, those of a walk, except that
@@ -56,12 +56,12 @@ void ExpectCount(const BlockView& view, const RunOracle& oracle, const SliceLimi
                  size_t at, const BlockRange& slice) {
   const size_t walked = oracle.Runs(at, slice.bytes).size();
   if (!limits.merged) {
-    ASSERT_EQ(slice.runs, oracle.Pieces(at, slice.bytes));
-  } else if (view.block_runs.empty()) {
-    ASSERT_EQ(slice.runs, walked);
+    ASSERT_EQ(slice.pieces, oracle.Pieces(at, slice.bytes));
+  } else if (view.block_pieces.empty()) {
+    ASSERT_EQ(slice.pieces, walked);
   } else {
-    ASSERT_GE(slice.runs, walked);
-    ASSERT_LE(slice.runs, oracle.Pieces(at, slice.bytes));
+    ASSERT_GE(slice.pieces, walked);
+    ASSERT_LE(slice.pieces, oracle.Pieces(at, slice.bytes));
   }
 }
 
@@ -76,14 +76,14 @@ void ExpectSlices(const BlockView& view, const RunOracle& oracle, const SliceLim
     ASSERT_TRUE(Equal(copy.Next(limits), slice)) << "equal limits, another slice";
     ASSERT_GT(slice.bytes, 0u);
     ASSERT_LE(slice.bytes, limits.max_bytes);
-    ASSERT_LE(slice.runs, limits.max_runs);
+    ASSERT_LE(slice.pieces, limits.max_pieces);
     ASSERT_LE(slice.bytes, oracle.bytes() - at);
     ASSERT_NO_FATAL_FAILURE(ExpectCount(view, oracle, limits, at, slice));
     ASSERT_EQ(RunsOf(slice), oracle.Runs(at, slice.bytes));
     if (!cursor.done() && slice.bytes < limits.max_bytes) {
-      ASSERT_EQ(slice.runs, limits.max_runs);
-      if (limits.merged && view.block_runs.empty()) {
-        ASSERT_GT(oracle.Runs(at, slice.bytes + 1).size(), slice.runs) << "one more byte fits";
+      ASSERT_EQ(slice.pieces, limits.max_pieces);
+      if (limits.merged && view.block_pieces.empty()) {
+        ASSERT_GT(oracle.Runs(at, slice.bytes + 1).size(), slice.pieces) << "one more byte fits";
       }
     }
     at += slice.bytes;
@@ -105,9 +105,9 @@ TEST(SliceCursor, NothingIsDoneAtOnce) {
   const BlockView view = ViewOf(none);
   SliceCursor cursor(&view);
   EXPECT_TRUE(cursor.done());
-  const BlockRange slice = cursor.Next({.max_bytes = 10, .max_runs = 10});
+  const BlockRange slice = cursor.Next({.max_bytes = 10, .max_pieces = 10});
   EXPECT_EQ(slice.bytes, 0u);
-  EXPECT_EQ(slice.runs, 0u);
+  EXPECT_EQ(slice.pieces, 0u);
   EXPECT_TRUE(RunsOf(slice).empty());
 }
 
@@ -128,9 +128,9 @@ TEST(SliceCursor, BlocksWithoutBytesAroundOthersAreSkipped) {
   ASSERT_OK(list);
   const BlockView view = ViewOf(*list);
   SliceCursor cursor(&view);
-  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 10, .max_runs = 8})),
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 10, .max_pieces = 8})),
             (std::vector<PlannedRun>{{100, 100, 10}}));
-  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 10, .max_runs = 8})),
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 10, .max_pieces = 8})),
             (std::vector<PlannedRun>{{120, 120, 10}}));
   EXPECT_TRUE(cursor.done());
 }
@@ -142,9 +142,9 @@ TEST(SliceCursor, ASliceMayEndWithinABlock) {
   ASSERT_OK(list);
   const BlockView view = ViewOf(*list);
   SliceCursor cursor(&view);
-  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 25, .max_runs = 8})),
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 25, .max_pieces = 8})),
             (std::vector<PlannedRun>{{100, 100, 10}, {120, 120, 10}, {140, 140, 5}}));
-  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 25, .max_runs = 8})),
+  EXPECT_EQ(RunsOf(cursor.Next({.max_bytes = 25, .max_pieces = 8})),
             (std::vector<PlannedRun>{{145, 145, 5}, {160, 160, 10}}));
   EXPECT_TRUE(cursor.done());
 }
@@ -156,7 +156,7 @@ TEST(SliceCursor, ACopyWalksAgainFromThere) {
   ASSERT_OK(list);
   const BlockView view = ViewOf(*list);
   SliceCursor cursor(&view);
-  const SliceLimits limits{.max_bytes = 7, .max_runs = 8};
+  const SliceLimits limits{.max_bytes = 7, .max_pieces = 8};
   cursor.Next(limits);
   SliceCursor copy = cursor;
   Slices a;
@@ -183,20 +183,20 @@ TEST(SliceCursor, RunsStayInTheirRegions) {
   const std::vector<Descriptor> to{{500, 10}, {510, 10}};
   const auto list = BlockList::FromDescriptors({from, to}, Direction::kWrite, local, remote);
   ASSERT_OK(list);
-  const Slices slices = Walk(*list, {.max_bytes = 100, .max_runs = 10});
+  const Slices slices = Walk(*list, {.max_bytes = 100, .max_pieces = 10});
   ASSERT_EQ(slices.size(), 1u);
   EXPECT_EQ(slices[0].size(), 2u);
 }
 
-// What counts for max_runs are the runs before they are merged, here four.
+// Each piece counts for max_pieces, also where pieces are merged: here there are four.
 TEST(SliceCursor, RunsGrowAcrossPairs) {
   const RegionTable table = TableOf({{100, 1000}});
   const std::vector<PagedRegion> halves{{100, 10, 10, 2}, {120, 10, 10, 2}};
   const std::vector<uint32_t> ids{0, 1};
   const auto list = FromPaged({halves, halves, ids, ids}, table, table);
   ASSERT_OK(list);
-  EXPECT_EQ(Walk(*list, {.max_bytes = 100, .max_runs = 4}), (Slices{{{100, 100, 40, 0, 0}}}));
-  EXPECT_EQ(Walk(*list, {.max_bytes = 100, .max_runs = 3}),
+  EXPECT_EQ(Walk(*list, {.max_bytes = 100, .max_pieces = 4}), (Slices{{{100, 100, 40, 0, 0}}}));
+  EXPECT_EQ(Walk(*list, {.max_bytes = 100, .max_pieces = 3}),
             (Slices{{{100, 100, 30, 0, 0}}, {{130, 130, 10, 0, 0}}}));
 }
 
@@ -215,9 +215,9 @@ TEST(SliceCursor, MergedSlicesHoldAdjacentBlocksWithOneRun) {
       BlockList::FromDescriptors({adjacent, adjacent}, Direction::kWrite, table, table);
   ASSERT_OK(listed);
   for (const BlockList* list : {&*paged, &*listed}) {
-    EXPECT_EQ(Walk(*list, {.max_bytes = 1 << 20, .max_runs = 1, .merged = true}).size(), 1u);
-    EXPECT_EQ(Walk(*list, {.max_bytes = 400, .max_runs = 1, .merged = true}).size(), 4u);
-    EXPECT_EQ(Walk(*list, {.max_bytes = 1 << 20, .max_runs = 1}).size(), 100u);
+    EXPECT_EQ(Walk(*list, {.max_bytes = 1 << 20, .max_pieces = 1, .merged = true}).size(), 1u);
+    EXPECT_EQ(Walk(*list, {.max_bytes = 400, .max_pieces = 1, .merged = true}).size(), 4u);
+    EXPECT_EQ(Walk(*list, {.max_bytes = 1 << 20, .max_pieces = 1}).size(), 100u);
   }
 }
 
@@ -228,29 +228,29 @@ TEST(SliceCursor, ASliceCostsNothingPerId) {
   constexpr uint64_t kBytes = 4096;
   constexpr uint64_t kSlice = (uint64_t{1} << 40) + 1;  // most of one region, and not whole blocks
   const PagedRegion region{.base = 4096, .block_bytes = kBytes, .stride = kBytes, .count = kIds};
-  const std::vector<BlockRuns> runs{
+  const std::vector<BlockPieces> pieces{
       {.bytes = kBytes / 8, .dims = {{{2, 8, 8}, {4, 1, 1}}}, .dim_count = 2}};
-  for (const uint32_t shape : {BlockPair::kOneRun, 0u}) {
-    const uint64_t each = shape == BlockPair::kOneRun ? 1 : 8;  // runs of a block
-    const uint64_t run_bytes = kBytes / each;
+  for (const uint32_t shape : {BlockPair::kOnePiece, 0u}) {
+    const uint64_t each = shape == BlockPair::kOnePiece ? 1 : 8;  // pieces of a block
+    const uint64_t piece_bytes = kBytes / each;
     const std::vector<BlockPair> pairs(100, {.local = region,
                                              .remote = region,
                                              .local_region = 0,
                                              .remote_region = 0,
                                              .id_count = kIds,
-                                             .runs = shape});
-    const BlockView view{.pairs = pairs, .block_runs = runs};
+                                             .pieces = shape});
+    const BlockView view{.pairs = pairs, .block_pieces = pieces};
     const uint64_t total = kBytes * kIds * pairs.size();
     uint64_t at = 0;
     for (SliceCursor cursor(&view); !cursor.done();) {
-      const BlockRange slice = cursor.Next({.max_bytes = kSlice, .max_runs = UINT64_MAX});
+      const BlockRange slice = cursor.Next({.max_bytes = kSlice, .max_pieces = UINT64_MAX});
       const uint64_t block = at / kBytes;
       EXPECT_EQ(slice.first, (BlockPosition{.pair = static_cast<uint32_t>(block / kIds),
                                             .id = static_cast<uint32_t>(block % kIds),
-                                            .run = at % kBytes / run_bytes,
-                                            .offset = at % run_bytes}));
+                                            .piece = at % kBytes / piece_bytes,
+                                            .offset = at % piece_bytes}));
       EXPECT_EQ(slice.bytes, std::min(kSlice, total - at));
-      EXPECT_EQ(slice.runs, (at + slice.bytes - 1) / run_bytes - at / run_bytes + 1);
+      EXPECT_EQ(slice.pieces, (at + slice.bytes - 1) / piece_bytes - at / piece_bytes + 1);
       at += slice.bytes;
     }
     EXPECT_EQ(at, total);
@@ -284,8 +284,8 @@ TEST(SliceCursor, ExhaustiveSmallDescriptors) {
       const BlockView view = ViewOf(*list);
       const RunOracle oracle(view);
       for (uint64_t max_bytes = 1; max_bytes <= 2 * count; ++max_bytes) {
-        for (uint64_t max_runs = 1; max_runs <= count; ++max_runs) {
-          ExpectSpecification(view, oracle, {.max_bytes = max_bytes, .max_runs = max_runs});
+        for (uint64_t max_pieces = 1; max_pieces <= count; ++max_pieces) {
+          ExpectSpecification(view, oracle, {.max_bytes = max_bytes, .max_pieces = max_pieces});
           if (HasFatalFailure()) FAIL() << "count " << count << " code " << code;
         }
       }
@@ -329,8 +329,8 @@ TEST(SliceCursor, ExhaustiveSmallPagedLists) {
         const BlockView view = ViewOf(*list);
         const RunOracle oracle(view);
         for (uint64_t max_bytes = 1; max_bytes <= list->total_bytes(); ++max_bytes) {
-          for (uint64_t max_runs = 1; max_runs <= list->size(); ++max_runs) {
-            ExpectSpecification(view, oracle, {.max_bytes = max_bytes, .max_runs = max_runs});
+          for (uint64_t max_pieces = 1; max_pieces <= list->size(); ++max_pieces) {
+            ExpectSpecification(view, oracle, {.max_bytes = max_bytes, .max_pieces = max_pieces});
             if (HasFatalFailure()) FAIL() << "shape " << shape << " code " << code;
           }
         }
@@ -378,7 +378,7 @@ TEST(SliceCursor, RandomPagedLists) {
     ASSERT_OK(list);
     const BlockView view = ViewOf(*list);
     ExpectSpecification(view, RunOracle(view),
-                        {.max_bytes = below(60) + 1, .max_runs = below(9) + 1});
+                        {.max_bytes = below(60) + 1, .max_pieces = below(9) + 1});
     if (HasFatalFailure()) FAIL() << "round " << round;
   }
 }
@@ -403,7 +403,7 @@ TEST(SliceCursor, RandomDescriptorLists) {
     ASSERT_OK(list);
     const BlockView view = ViewOf(*list);
     ExpectSpecification(view, RunOracle(view),
-                        {.max_bytes = below(50) + 1, .max_runs = below(9) + 1});
+                        {.max_bytes = below(50) + 1, .max_pieces = below(9) + 1});
     if (HasFatalFailure()) FAIL() << "round " << round;
   }
 }
@@ -416,7 +416,7 @@ TEST(SliceCursor, RandomListsOfBlocksOfRuns) {
   for (int round = 0; round < testing::Scaled(4000); ++round) {
     const RandomRuns list(random);
     ExpectSpecification(list.view(), RunOracle(list.view()),
-                        {.max_bytes = below(60) + 1, .max_runs = below(9) + 1});
+                        {.max_bytes = below(60) + 1, .max_pieces = below(9) + 1});
     if (HasFatalFailure()) FAIL() << "round " << round;
   }
 }
@@ -428,7 +428,7 @@ TEST(SliceCursor, HugeBlock) {
   const std::vector<Descriptor> blocks{{1, bytes}};
   const auto list = BlockList::FromDescriptors({blocks, blocks}, Direction::kWrite, table, table);
   ASSERT_OK(list);
-  const Slices slices = Walk(*list, {.max_bytes = uint64_t{1} << 62, .max_runs = 1});
+  const Slices slices = Walk(*list, {.max_bytes = uint64_t{1} << 62, .max_pieces = 1});
   ASSERT_EQ(slices.size(), 3u);
   EXPECT_EQ(slices[2], (std::vector<PlannedRun>{{bytes - 4, bytes - 4, 5, 0, 0}}));
 }

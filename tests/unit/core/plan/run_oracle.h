@@ -82,17 +82,17 @@ class RunOracle {
         const PlannedRun block{pair.local.base + view.local_ids[i] * pair.local.stride,
                                pair.remote.base + view.remote_ids[i] * pair.remote.stride,
                                pair.local.block_bytes, pair.local_region, pair.remote_region};
-        if (pair.runs == BlockPair::kOneRun) {
+        if (pair.pieces == BlockPair::kOnePiece) {
           Add(block);
         } else {
-          AddRuns(block, view.block_runs[pair.runs], 0);
+          AddPieces(block, view.block_pieces[pair.pieces], 0);
         }
       }
     }
   }
 
   size_t bytes() const { return bytes_.size(); }
-  // How many runs `bytes` bytes from byte `first` on have, before any are merged.
+  // How many pieces `bytes` bytes from byte `first` on have.
   size_t Pieces(size_t first, size_t bytes) const {
     return bytes == 0 ? 0 : bytes_[first + bytes - 1].piece - bytes_[first].piece + 1;
   }
@@ -128,19 +128,19 @@ class RunOracle {
     }
     if (piece.bytes > 0) ++pieces_;
   }
-  // The runs of a block, from dimension `dim` on.
-  void AddRuns(const PlannedRun& at, const BlockRuns& runs, size_t dim) {
+  // The pieces of a block, from dimension `dim` on.
+  void AddPieces(const PlannedRun& at, const BlockPieces& pieces, size_t dim) {
     if (at.bytes == 0) return;
-    if (dim == runs.dim_count) {
+    if (dim == pieces.dim_count) {
       PlannedRun run = at;
-      run.bytes = runs.bytes;
+      run.bytes = pieces.bytes;
       return Add(run);
     }
-    for (uint64_t i = 0; i < runs.dims[dim].count; ++i) {
+    for (uint64_t i = 0; i < pieces.dims[dim].count; ++i) {
       PlannedRun next = at;
-      next.local += i * runs.dims[dim].local_stride;
-      next.remote += i * runs.dims[dim].remote_stride;
-      AddRuns(next, runs, dim + 1);
+      next.local += i * pieces.dims[dim].local_stride;
+      next.remote += i * pieces.dims[dim].remote_stride;
+      AddPieces(next, pieces, dim + 1);
     }
   }
 
@@ -148,9 +148,9 @@ class RunOracle {
   size_t pieces_ = 0;
 };
 
-// A block list of up to four pairs, some with blocks of several runs, some with no ids or no bytes.
-// Strides are such that runs are often adjacent on one side or both, within a block and from one
-// block or pair to the next. No destination is checked: nothing is copied.
+// A block list of up to four pairs, some with blocks of several pieces, some with no ids or no
+// bytes. Strides are such that pieces are often adjacent on one side or both, within a block and
+// from one block or pair to the next. No destination is checked: nothing is copied.
 class RandomRuns {
  public:
   explicit RandomRuns(std::mt19937_64& random) : random_(random) {
@@ -162,7 +162,7 @@ class RandomRuns {
     }
     for (uint64_t pairs = 1 + Below(4); pairs > 0; --pairs) AddPair();
     view_ = {.pairs = pairs_,
-             .block_runs = block_runs_,
+             .block_pieces = block_pieces_,
              .local_ids = local_ids_.data(),
              .remote_ids = remote_ids_.data(),
              .registrations = RegionNames::Get().registrations(),
@@ -186,8 +186,8 @@ class RandomRuns {
     pair.id_count = static_cast<uint32_t>(Below(kIds - pair.first_id + 1));
     uint64_t bytes = Below(5);
     if (bytes > 0 && Below(3) > 0) {
-      pair.runs = static_cast<uint32_t>(block_runs_.size());
-      bytes = AddRuns(bytes);
+      pair.pieces = static_cast<uint32_t>(block_pieces_.size());
+      bytes = AddPieces(bytes);
     }
     pair.local = {.base = base_, .block_bytes = bytes, .stride = bytes + Gap(), .count = 2 * kIds};
     pair.remote = pair.local;
@@ -198,18 +198,18 @@ class RandomRuns {
   }
 
   // Returns the bytes of a block.
-  uint64_t AddRuns(uint64_t run_bytes) {
-    BlockRuns runs{.bytes = run_bytes};
-    uint64_t bytes = run_bytes;
-    runs.dim_count = static_cast<uint32_t>(1 + Below(BlockRuns::kMaxDims));
+  uint64_t AddPieces(uint64_t piece_bytes) {
+    BlockPieces pieces{.bytes = piece_bytes};
+    uint64_t bytes = piece_bytes;
+    pieces.dim_count = static_cast<uint32_t>(1 + Below(BlockPieces::kMaxDims));
     // From the innermost one outwards.
-    for (size_t i = runs.dim_count; i-- > 0;) {
-      const BlockRuns::Dim dim{
+    for (size_t i = pieces.dim_count; i-- > 0;) {
+      const BlockPieces::Dim dim{
           .count = 1 + Below(3), .local_stride = bytes + Gap(), .remote_stride = bytes + Gap()};
-      runs.dims[i] = dim;
+      pieces.dims[i] = dim;
       bytes *= dim.count;
     }
-    block_runs_.push_back(runs);
+    block_pieces_.push_back(pieces);
     return bytes;
   }
 
@@ -218,7 +218,7 @@ class RandomRuns {
   std::mt19937_64& random_;
   uint64_t base_ = 1000;
   std::vector<BlockPair> pairs_;
-  std::vector<BlockRuns> block_runs_;
+  std::vector<BlockPieces> block_pieces_;
   std::vector<uint32_t> local_ids_;
   std::vector<uint32_t> remote_ids_;
   BlockView view_;

@@ -18,8 +18,8 @@ namespace {
 // `bytes` bytes of `view`, from byte `first` on.
 BlockRange Part(const BlockView& view, uint64_t first, uint64_t bytes) {
   SliceCursor cursor(&view);
-  if (first > 0) cursor.Next({.max_bytes = first, .max_runs = UINT64_MAX});
-  return cursor.Next({.max_bytes = bytes, .max_runs = UINT64_MAX});
+  if (first > 0) cursor.Next({.max_bytes = first, .max_pieces = UINT64_MAX});
+  return cursor.Next({.max_bytes = bytes, .max_pieces = UINT64_MAX});
 }
 
 bool SameRun(const Run& a, const Run& b) {
@@ -148,7 +148,7 @@ TEST(RunWalk, EveryPartOfPagedRegions) {
 TEST(RunWalk, EveryPartOfBlocksOfRuns) {
   const std::vector<uint32_t> local_ids{0, 1, 2};
   const std::vector<uint32_t> remote_ids{3, 4, 1};
-  const std::vector<BlockRuns> runs{
+  const std::vector<BlockPieces> pieces{
       {.bytes = 2,
        .dims = {{{2, 6, 8}, {3, 2, 2}}},
        .dim_count = 2},  // the inner ones are adjacent
@@ -163,12 +163,12 @@ TEST(RunWalk, EveryPartOfBlocksOfRuns) {
                      .remote_region = 0,
                      .first_id = 0,
                      .id_count = 2,
-                     .runs = shape};
+                     .pieces = shape};
   };
   std::vector<BlockPair> pairs{pair(0, 12, 14), pair(1, 8, 20), pair(2, 6, 6)};
   pairs[2].first_id = 1;
   ExpectEveryPart(Named({.pairs = pairs,
-                         .block_runs = runs,
+                         .block_pieces = pieces,
                          .local_ids = local_ids.data(),
                          .remote_ids = remote_ids.data()}),
                   16);
@@ -220,7 +220,7 @@ TEST(RunWalk, OfRunsWrittenByHand) {
   const testing::RunBlocks blocks(
       {run(1, 0, 0), run(7, 3, 1), run(10, 2, 1), run(12, 4, 2), run(90, 0, 0), run(50, 1, 2)});
   EXPECT_EQ(blocks.range().bytes, 10u);
-  EXPECT_EQ(blocks.range().runs, 4u);
+  EXPECT_EQ(blocks.range().pieces, 4u);
   EXPECT_EQ(
       RunsOf(blocks.range()),
       (std::vector<PlannedRun>{{7, 1007, 5, 1, 1}, {12, 1012, 4, 2, 2}, {50, 1050, 1, 2, 2}}));

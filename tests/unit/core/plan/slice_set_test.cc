@@ -103,17 +103,17 @@ BlockList Blocks(uint64_t count) {
 struct Cut {
   BlockPosition first{};
   uint64_t bytes = 0;
-  uint32_t runs = 0;
+  uint32_t pieces = 0;
   bool operator==(const Cut&) const = default;
 };
 
 Cut CutOf(const BlockRange& slice) {
-  return {.first = slice.first, .bytes = slice.bytes, .runs = slice.runs};
+  return {.first = slice.first, .bytes = slice.bytes, .pieces = slice.pieces};
 }
 
 TEST(SliceQueue, TakesAgainWhatTheFirstWalkCut) {
   const BlockList blocks = Blocks(50);
-  const SliceLimits limits{.max_bytes = 64, .max_runs = 4};
+  const SliceLimits limits{.max_bytes = 64, .max_pieces = 4};
   const BlockView view = blocks.View({}, {});
   std::vector<Cut> first;
   for (SliceCursor cursor(&view); !cursor.done();) first.push_back(CutOf(cursor.Next(limits)));

@@ -28,7 +28,7 @@ bool CopiesExactly(internal::StreamCopyFn copy, size_t to_at, size_t from_at, si
   for (auto& byte : from) byte = static_cast<unsigned char>(random());
   std::vector<unsigned char> to(to_at + bytes + kMargin, kGuard);
   copy(to.data() + to_at, from.data() + from_at, bytes);
-  StreamFence();
+  StoreBarrier();
   std::vector<unsigned char> expected(to.size(), kGuard);
   std::copy_n(from.begin() + static_cast<ptrdiff_t>(from_at), bytes,
               expected.begin() + static_cast<ptrdiff_t>(to_at));
@@ -100,7 +100,7 @@ TEST(StreamCopyTest, LooksAheadWithoutTouching) {
       unsigned char* const target = to.end() - bytes - odd;
       std::fill(to.begin(), to.end(), kGuard);
       StreamCopy(target, from.end() - bytes, bytes, std::span(nowhere, size_t{1} << 40));
-      StreamFence();
+      StoreBarrier();
       ASSERT_EQ(std::memcmp(target, from.end() - bytes, bytes), 0) << bytes << " " << odd;
       ASSERT_EQ(std::count(target + bytes, to.end(), kGuard), static_cast<ptrdiff_t>(odd));
       ASSERT_EQ(std::count(to.begin(), target, kGuard), target - to.begin());
@@ -135,7 +135,7 @@ TEST(StreamCopyTest, AReaderThatSeesTheFlagSeesTheBytes) {
   for (uint64_t round = 1; round <= 500; ++round) {
     std::fill(from.begin(), from.end(), round);
     StreamCopy(to.data(), from.data(), kBytes);
-    StreamFence();
+    StoreBarrier();
     published.store(round, std::memory_order_release);
     while (seen.load(std::memory_order_acquire) != round) std::this_thread::yield();
   }

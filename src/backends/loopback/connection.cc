@@ -1,4 +1,4 @@
-#include "src/backends/loopback/link.h"
+#include "src/backends/loopback/connection.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,7 +8,7 @@
 namespace kvxfer::loopback {
 namespace {
 
-constexpr size_t kMaxWaitingBytes = 1 << 20;  // for one direction of one link
+constexpr size_t kMaxWaitingBytes = 1 << 20;  // for one direction of one connection
 constexpr size_t kMailBytes = 64;             // what a mail counts in addition to its message
 constexpr size_t kMaxFenced = 256;
 
@@ -19,8 +19,8 @@ size_t CostOf(const Mail& mail) {
 
 }  // namespace
 
-absl::Status Link::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, uint64_t* copied,
-                             bool* done) {
+absl::Status Connection::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget,
+                                   uint64_t* copied, bool* done) {
   *copied = 0;
   *done = false;
   // The gate covers the copy and its immediate, so that a fence or a close never falls between
@@ -34,7 +34,7 @@ absl::Status Link::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, 
   if (!cursor.left.done()) return absl::OkStatus();
   *done = true;
   if (op.kind == OpKind::kRead || !op.has_immediate) return absl::OkStatus();
-  Mail mail{.kind = MailKind::kImmediate, .to = Side::kTarget, .link = shared_from_this()};
+  Mail mail{.kind = MailKind::kImmediate, .to = Side::kTarget, .connection = shared_from_this()};
   mail.rail = op.rail;
   mail.immediate = op.immediate;
   // Counted before it is delivered: the target may take the mail, and subtract it, at once.
@@ -43,13 +43,15 @@ absl::Status Link::CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, 
   return absl::UnavailableError("the target's agent was destroyed");
 }
 
-void Link::Authorize() {
+void Connection::Authorize() {
   authorized_.store(true, std::memory_order_release);
   To(Side::kInitiator)
-      .Deliver({.kind = MailKind::kAuthorized, .to = Side::kInitiator, .link = shared_from_this()});
+      .Deliver({.kind = MailKind::kAuthorized,
+                .to = Side::kInitiator,
+                .connection = shared_from_this()});
 }
 
-void Link::Fence(uint64_t transfer) {
+void Connection::Fence(uint64_t transfer) {
   std::lock_guard lock(gate_);
   if (!open_) return;  // kDown is in the mailbox
   if (!IsFenced(transfer)) {
@@ -57,12 +59,12 @@ void Link::Fence(uint64_t transfer) {
     fenced_.push_back(transfer);
   }
   // Delivered under the gate, so it is behind every immediate of the transfer.
-  Mail mail{.kind = MailKind::kFenced, .to = Side::kTarget, .link = shared_from_this()};
+  Mail mail{.kind = MailKind::kFenced, .to = Side::kTarget, .connection = shared_from_this()};
   mail.transfer = transfer;
   To(Side::kTarget).Deliver(std::move(mail));
 }
 
-bool Link::HasSpace(Side from) {
+bool Connection::HasSpace(Side from) {
   Flow& flow = FlowFrom(from);
   if (flow.waiting.load() < kMaxWaitingBytes) return true;
   flow.blocked.store(true);
@@ -71,26 +73,26 @@ bool Link::HasSpace(Side from) {
   return flow.waiting.load() < kMaxWaitingBytes;
 }
 
-bool Link::Send(Side from, std::span<const std::byte> message) {
+bool Connection::Send(Side from, std::span<const std::byte> message) {
   if (!HasSpace(from)) return false;
-  Mail mail{.kind = MailKind::kMessage, .to = Other(from), .link = shared_from_this()};
+  Mail mail{.kind = MailKind::kMessage, .to = Other(from), .connection = shared_from_this()};
   mail.message.assign(message.begin(), message.end());
   FlowFrom(from).waiting.fetch_add(CostOf(mail));
   return To(Other(from)).Deliver(std::move(mail));
 }
 
-void Link::Taken(const Mail& mail) {
+void Connection::Taken(const Mail& mail) {
   const size_t cost = CostOf(mail);
   if (cost == 0) return;
   const Side from = Other(mail.to);
   Flow& flow = FlowFrom(from);
   flow.waiting.fetch_sub(cost);
   if (flow.blocked.load() && flow.blocked.exchange(false)) {
-    To(from).Deliver({.kind = MailKind::kSpace, .to = from, .link = shared_from_this()});
+    To(from).Deliver({.kind = MailKind::kSpace, .to = from, .connection = shared_from_this()});
   }
 }
 
-void Link::Close(Side from, const absl::Status& why) {
+void Connection::Close(Side from, const absl::Status& why) {
   {
     std::lock_guard lock(gate_);
     if (!std::exchange(open_, false)) return;
@@ -98,13 +100,13 @@ void Link::Close(Side from, const absl::Status& why) {
   const absl::Status theirs =
       absl::UnavailableError(absl::StrCat("the peer closed the connection: ", why.message()));
   for (const Side side : {Side::kTarget, Side::kInitiator}) {
-    Mail mail{.kind = MailKind::kDown, .to = side, .link = shared_from_this()};
+    Mail mail{.kind = MailKind::kDown, .to = side, .connection = shared_from_this()};
     mail.status = side == from ? why : theirs;
     To(side).Deliver(std::move(mail));
   }
 }
 
-bool Link::IsFenced(uint64_t transfer) const {
+bool Connection::IsFenced(uint64_t transfer) const {
   return std::find(fenced_.begin(), fenced_.end(), transfer) != fenced_.end();
 }
 

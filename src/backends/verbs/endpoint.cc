@@ -1,4 +1,4 @@
-#include "src/backends/verbs/link.h"
+#include "src/backends/verbs/endpoint.h"
 
 #include <utility>
 
@@ -6,22 +6,22 @@
 
 namespace kvxfer::verbs {
 
-Link::Link(VerbsBackend* backend, net::PeerAddress peer)
+VerbsEndpoint::VerbsEndpoint(VerbsBackend* backend, net::PeerAddress peer)
     : ControlLink(&backend->hub(), std::move(peer)), backend_(backend) {}
 
-Link::Link(VerbsBackend* backend, net::Fd control, std::string from)
+VerbsEndpoint::VerbsEndpoint(VerbsBackend* backend, net::Fd control, std::string from)
     : ControlLink(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
 
-Link::~Link() {
+VerbsEndpoint::~VerbsEndpoint() {
   if (backend_ != nullptr) backend_->destroyer().Forget(this);
 }
 
-void Link::OnDetached() {
+void VerbsEndpoint::OnDetached() {
   backend_->destroyer().Forget(this);
   backend_ = nullptr;
 }
 
-absl::Status Link::OnFrame(std::span<const std::byte> frame) {
+absl::Status VerbsEndpoint::OnFrame(std::span<const std::byte> frame) {
   absl::StatusOr<Blob> blob = Decode(frame);
   return blob.ok() ? OnDecoded(*blob) : blob.status();
 }

@@ -1,10 +1,11 @@
 // A connection to one peer: a control stream (src/transport) and the queue pairs of its rails. This
-// class has what both sides share; DialledLink and AcceptedLink are the two sides.
+// class has what both sides share; VerbsDialledEndpoint and VerbsAcceptedEndpoint are the two
+// sides.
 //
 // Thread-safety: none; called by the agent's driver only.
 
-#ifndef KVXFER_BACKENDS_VERBS_LINK_H_
-#define KVXFER_BACKENDS_VERBS_LINK_H_
+#ifndef KVXFER_BACKENDS_VERBS_ENDPOINT_H_
+#define KVXFER_BACKENDS_VERBS_ENDPOINT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -22,14 +23,16 @@ namespace kvxfer::verbs {
 
 class VerbsBackend;
 
-class Link : public net::ControlLink, public SetupQueue::Client, public DestroyQueue::Client {
+class VerbsEndpoint : public net::ControlLink,
+                      public SetupQueue::Client,
+                      public DestroyQueue::Client {
  public:
-  ~Link() override;
+  ~VerbsEndpoint() override;
 
   // --- for the backend ---
   // `port` of `device` came up, went down or changed its address.
   virtual void OnPort(const Device& device, uint8_t port, ibv_event_type type) = 0;
-  // A queue pair of this link reported an error.
+  // A queue pair of this endpoint reported an error.
   virtual void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) = 0;
   // The device no longer works.
   virtual void OnBroken(const Device& device, const absl::Status& why) = 0;
@@ -37,8 +40,8 @@ class Link : public net::ControlLink, public SetupQueue::Client, public DestroyQ
   virtual void OnUncovered(const Device& /*device*/, const absl::Status& /*why*/) {}
 
  protected:
-  Link(VerbsBackend* backend, net::PeerAddress peer);
-  Link(VerbsBackend* backend, net::Fd control, std::string from);
+  VerbsEndpoint(VerbsBackend* backend, net::PeerAddress peer);
+  VerbsEndpoint(VerbsBackend* backend, net::Fd control, std::string from);
 
   virtual absl::Status OnDecoded(Blob& blob) = 0;
   void Tell(const Blob& blob) { ControlLink::Tell(Encode(blob)); }
@@ -52,4 +55,4 @@ class Link : public net::ControlLink, public SetupQueue::Client, public DestroyQ
 
 }  // namespace kvxfer::verbs
 
-#endif  // KVXFER_BACKENDS_VERBS_LINK_H_
+#endif  // KVXFER_BACKENDS_VERBS_ENDPOINT_H_

@@ -2,14 +2,14 @@
 // frame as its path has space. The accepting side checks each frame and copies. Each side chooses a
 // random cookie, which the peer's frames name.
 //
-//   link.cc          hello, welcome, the agent's calls, the end
-//   link_send.cc     turns ops, messages, fences and served reads into frames
-//   link_receive.cc  turns frames into bytes in memory and into events
+//   endpoint.cc          hello, welcome, the agent's calls, the end
+//   endpoint_send.cc     turns ops, messages, fences and served reads into frames
+//   endpoint_receive.cc  turns frames into bytes in memory and into events
 //
 // Thread-safety: none; called by the agent's driver only.
 
-#ifndef KVXFER_BACKENDS_UCX_LINK_H_
-#define KVXFER_BACKENDS_UCX_LINK_H_
+#ifndef KVXFER_BACKENDS_UCX_ENDPOINT_H_
+#define KVXFER_BACKENDS_UCX_ENDPOINT_H_
 
 #include <cstdint>
 #include <deque>
@@ -30,13 +30,13 @@ namespace kvxfer::ucx {
 class Path;
 class UcxBackend;
 
-class Link final : public Endpoint {
+class UcxEndpoint final : public Endpoint {
  public:
   // The connecting side: sends the hello at once.
-  Link(UcxBackend* backend, Path* path, const Address& peer);
+  UcxEndpoint(UcxBackend* backend, Path* path, const Address& peer);
   // The accepting side: queues the answer to `hello`.
-  Link(UcxBackend* backend, Path* path, const Hello& hello);
-  ~Link() override;
+  UcxEndpoint(UcxBackend* backend, Path* path, const Hello& hello);
+  ~UcxEndpoint() override;
 
   EndpointInfo Describe() const override;
   void Authorize() override;
@@ -54,16 +54,16 @@ class Link final : public Endpoint {
   uint64_t peer_cookie() const { return peer_cookie_; }
   Path* path() const { return path_; }
 
-  // A frame that names this link's cookie. UCX may deliver frames out of order.
+  // A frame that names this endpoint's cookie. UCX may deliver frames out of order.
   void OnFrame(const FrameHead& head, std::span<const std::byte> body);
-  // The path has failed: ends the link without a bye, which could not reach the peer.
+  // The path has failed: ends the endpoint without a bye, which could not reach the peer.
   void OnPathDown(const absl::Status& why);
   // Turns what is queued into frames while the path has space and `budget` is above 0; reduces
   // `budget` by the bytes sent.
   void Pump(size_t& budget);
   // Pump would send a frame if the path had space.
   bool WantsToSend() const;
-  // The backend is being destroyed; the agent destroys the link later.
+  // The backend is being destroyed; the agent destroys the endpoint later.
   void Detach();
 
  private:
@@ -103,7 +103,7 @@ class Link final : public Endpoint {
   void EmitFenced(uint64_t transfer, uint32_t answers = 1);
   void Complete(uint64_t op, absl::Status status);
 
-  // link_send.cc
+  // endpoint_send.cc
   // True: the window has space for a whole frame, whatever its size.
   bool HasCredit() const { return data_sent_ - data_acknowledged_ + kMaxFrameBytes <= kDataWindow; }
   void SendFrame(FrameHead head);
@@ -116,7 +116,7 @@ class Link final : public Endpoint {
   size_t ServeReadPart(size_t space);
   bool SendBye(std::string_view why);
 
-  // link_receive.cc
+  // endpoint_receive.cc
   absl::Status Handle(const FrameHead& head, std::span<const std::byte> body);
   absl::Status OnWelcome(std::span<const std::byte> body);
   absl::Status OnMessage(const FrameHead& head, std::span<const std::byte> body);
@@ -131,7 +131,7 @@ class Link final : public Endpoint {
   UcxBackend* backend_;
   const Side side_;
   State state_;
-  // Null while the link is down.
+  // Null while the endpoint is down.
   Path* path_;
   const Time made_ = Now();
   const uint64_t cookie_;
@@ -163,4 +163,4 @@ class Link final : public Endpoint {
 
 }  // namespace kvxfer::ucx
 
-#endif  // KVXFER_BACKENDS_UCX_LINK_H_
+#endif  // KVXFER_BACKENDS_UCX_ENDPOINT_H_

@@ -2,11 +2,11 @@
 // on what waits in the mailboxes for it.
 //
 // Thread-safety: any thread; each method says which side calls it.
-// Lifetime: shared_ptr, because both endpoints and the mail under way hold a link, and any of them
-// may be the last one.
+// Lifetime: shared_ptr, because both endpoints and the mail under way hold a connection, and any of
+// them may be the last one.
 
-#ifndef KVXFER_BACKENDS_LOOPBACK_LINK_H_
-#define KVXFER_BACKENDS_LOOPBACK_LINK_H_
+#ifndef KVXFER_BACKENDS_LOOPBACK_CONNECTION_H_
+#define KVXFER_BACKENDS_LOOPBACK_CONNECTION_H_
 
 #include <array>
 #include <atomic>
@@ -21,9 +21,9 @@
 
 namespace kvxfer::loopback {
 
-class Link : public std::enable_shared_from_this<Link> {
+class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Link(std::shared_ptr<Node> initiator, std::shared_ptr<Node> target, uint32_t rails)
+  Connection(std::shared_ptr<Node> initiator, std::shared_ptr<Node> target, uint32_t rails)
       : nodes_{std::move(initiator), std::move(target)}, rails_(rails) {}
 
   uint32_t rails() const { return rails_; }
@@ -33,7 +33,8 @@ class Link : public std::enable_shared_from_this<Link> {
   bool authorized() const { return authorized_.load(std::memory_order_acquire); }
   // Copies up to `budget` bytes of `op`. `*done`: the last byte was copied, and the immediate, if
   // there is one, is in the target's mailbox. Cancelled: the target fenced the transfer.
-  // Unavailable: the link is closed or the target's agent is gone. PermissionDenied: as Node::Copy.
+  // Unavailable: the connection is closed or the target's agent is gone. PermissionDenied: as
+  // Node::Copy.
   absl::Status CopySlice(const Op& op, CopyCursor& cursor, uint64_t budget, uint64_t* copied,
                          bool* done);
 
@@ -79,4 +80,4 @@ class Link : public std::enable_shared_from_this<Link> {
 
 }  // namespace kvxfer::loopback
 
-#endif  // KVXFER_BACKENDS_LOOPBACK_LINK_H_
+#endif  // KVXFER_BACKENDS_LOOPBACK_CONNECTION_H_

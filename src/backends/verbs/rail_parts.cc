@@ -1,6 +1,6 @@
-// Rail: building requests for memory that has more than one key per region and device: runs are cut
-// where a piece of either end's memory ends. Also for GPU memory, whose bytes the CPU cannot copy
-// into a request (IBV_SEND_INLINE).
+// VerbsRail: building requests for memory that has more than one key per region and device: runs
+// are cut where a part of either end's memory ends. Also for GPU memory, whose bytes the CPU cannot
+// copy into a request (IBV_SEND_INLINE).
 
 #include <algorithm>
 
@@ -24,15 +24,15 @@ const VerbsRemoteKey& RemoteOf(const Run& run) {
 template <typename Memory>
 uint32_t KeyAt(const Memory& memory, size_t device, uint64_t address, uint32_t one,
                uint64_t& bytes) {
-  const PieceKeys* const pieces = memory.pieces();
-  return pieces == nullptr ? one : pieces->At(device, address, bytes);
+  const PartKeys* const parts = memory.parts();
+  return parts == nullptr ? one : parts->At(device, address, bytes);
 }
 
 }  // namespace
 
-uint32_t Rail::PiecesOf(const Op& op) {
-  uint32_t pieces = 0;
-  for (RunWalk walk(op.blocks); !walk.done(); ++pieces) {
+uint32_t VerbsRail::RequestsOf(const Op& op) {
+  uint32_t requests = 0;
+  for (RunWalk walk(op.blocks); !walk.done(); ++requests) {
     const Run& run = walk.run();
     if (run.registration == nullptr || run.key == nullptr) return 0;
     uint64_t bytes = run.bytes;
@@ -40,10 +40,10 @@ uint32_t Rail::PiecesOf(const Op& op) {
     KeyAt(RemoteOf(run), 0, run.remote, 0, bytes);
     walk.Take(bytes);
   }
-  return std::max(pieces, 1u);
+  return std::max(requests, 1u);
 }
 
-uint32_t Rail::BuildPieces(const Op& op, bool& local_gpu) {
+uint32_t VerbsRail::BuildParts(const Op& op, bool& local_gpu) {
   RequestBuilder builder = MakeBuilder(op.kind);
   const size_t local_device = device().ordinal();
   for (RunWalk walk(op.blocks); !walk.done();) {

@@ -1,4 +1,4 @@
-#include "src/backends/shm/process.h"
+#include "src/transport/host/peer_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -9,15 +9,16 @@
 
 #include "src/core/base/strings.h"
 
-namespace kvxfer::shm {
+namespace kvxfer {
 namespace {
 
 // Empty: no such process. An error: it could not be read.
 absl::StatusOr<std::string> ReadProc(uint32_t pid, std::string_view file) {
   const std::string path = absl::StrCat("/proc/", pid, "/", ToAbsl(file));
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid() && OutOfResources(errno))
+  OwnFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid() && OutOfResources(errno)) {
     return ErrnoStatus(errno, absl::StrCat("open of ", path));
+  }
   if (!fd.valid()) return std::string();
   std::string text(4096, '\0');
   const ssize_t got = read(fd.get(), text.data(), text.size());
@@ -69,14 +70,14 @@ std::string StatusLine(uint32_t pid, std::string_view label) {
   return text.substr(begin, text.find('\n', begin) - begin);
 }
 
-absl::StatusOr<PeerProcess> PeerProcess::Open(uint32_t pid, uint64_t start_time) {
+absl::StatusOr<PeerProcess> PeerProcess::Open(const HostIdentity& self, uint32_t pid,
+                                              uint64_t start_time) {
   PeerProcess process;
   process.pid_ = pid;
-  process.pidfd_ =
-      UniqueFd::Open([pid] { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); });
+  process.pidfd_ = OwnFd::Open([pid] { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); });
   if (!process.pidfd_.valid()) return OpenError(errno, pid);
   if (process.Exited()) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
-  if (start_time == 0 || !ProcIsOwn()) return process;
+  if (start_time == 0 || self.start_time == 0 || !ProcIsOwn()) return process;
   absl::StatusOr<uint64_t> started = StartTime(pid);
   if (!started.ok()) return started.status();
   if (*started != start_time) {
@@ -91,4 +92,4 @@ bool PeerProcess::Exited() const {
   return poll(&fd, 1, 0) == 1;
 }
 
-}  // namespace kvxfer::shm
+}  // namespace kvxfer

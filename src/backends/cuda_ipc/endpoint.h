@@ -1,11 +1,11 @@
 // A connection to one peer: a control stream (src/transport) for messages, and a lifeline for
-// memory handles and for detecting the end. This class has what both sides share; DialledLink and
-// AcceptedLink are the two sides.
+// memory handles and for detecting the end. This class has what both sides share;
+// CudaIpcDialledEndpoint and CudaIpcAcceptedEndpoint are the two sides.
 //
 // Thread-safety: none; called by the agent's driver only.
 
-#ifndef KVXFER_BACKENDS_CUDA_IPC_LINK_H_
-#define KVXFER_BACKENDS_CUDA_IPC_LINK_H_
+#ifndef KVXFER_BACKENDS_CUDA_IPC_ENDPOINT_H_
+#define KVXFER_BACKENDS_CUDA_IPC_ENDPOINT_H_
 
 #include <memory>
 #include <optional>
@@ -20,13 +20,13 @@ namespace kvxfer::cuda_ipc {
 
 class CudaIpcBackend;
 
-class Link : public net::ControlLink {
+class CudaIpcEndpoint : public net::ControlLink {
  public:
   // --- for the backend ---
-  // A turn of the lifeline, also for a link that is down but not quiet yet.
+  // A turn of the lifeline, also for an endpoint that is down but not quiet yet.
   void WorkAside();
   virtual bool HasWorkAside() const { return lifeline_ != nullptr && lifeline_->HasWork(); }
-  // Accepting side: takes a lifeline whose first packet was `dial`, if it belongs to this link.
+  // Accepting side: takes a lifeline whose first packet was `dial`, if it belongs to this endpoint.
   // True: taken.
   virtual bool Join(std::unique_ptr<Lifeline>& /*lifeline*/, const DialPacket& /*dial*/) {
     return false;
@@ -37,16 +37,11 @@ class Link : public net::ControlLink {
   virtual void StopData() {}
 
  protected:
-  Link(CudaIpcBackend* backend, net::PeerAddress peer);
-  Link(CudaIpcBackend* backend, net::Fd control, std::string from);
+  CudaIpcEndpoint(CudaIpcBackend* backend, net::PeerAddress peer);
+  CudaIpcEndpoint(CudaIpcBackend* backend, net::Fd control, std::string from);
 
-  // Handles a packet. An error ends the link.
+  // Handles a packet. An error ends the endpoint.
   virtual absl::Status OnPacket(Lifeline::Packet& packet) = 0;
-  // Its one rail is up for as long as the link is.
-  static EndpointInfo OneRail(std::string path) {
-    return {.path = std::move(path), .rails = {RailInfo{}}};
-  }
-  void SayFenced(FenceScope scope) { Say(EventKind::kFenced, scope.transfer, {}, scope.rail); }
   // Everything queued has been sent: sends what comes next.
   virtual void Serve() {}
   // Checks whether the peer's process still exists.
@@ -68,4 +63,4 @@ class Link : public net::ControlLink {
 
 }  // namespace kvxfer::cuda_ipc
 
-#endif  // KVXFER_BACKENDS_CUDA_IPC_LINK_H_
+#endif  // KVXFER_BACKENDS_CUDA_IPC_ENDPOINT_H_

@@ -1,4 +1,4 @@
-#include "src/backends/cuda_ipc/link.h"
+#include "src/backends/cuda_ipc/endpoint.h"
 
 #include <utility>
 
@@ -16,13 +16,13 @@ constexpr Duration kLastWords = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Link::Link(CudaIpcBackend* backend, net::PeerAddress peer)
+CudaIpcEndpoint::CudaIpcEndpoint(CudaIpcBackend* backend, net::PeerAddress peer)
     : ControlLink(&backend->hub(), std::move(peer)), backend_(backend) {}
 
-Link::Link(CudaIpcBackend* backend, net::Fd control, std::string from)
+CudaIpcEndpoint::CudaIpcEndpoint(CudaIpcBackend* backend, net::Fd control, std::string from)
     : ControlLink(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
 
-void Link::WorkAside() {
+void CudaIpcEndpoint::WorkAside() {
   Watch();
   const Time end = Now() + kLongestTurn;
   for (int i = 0; i < kPacketsPerTurn && lifeline_ != nullptr && lifeline_->HasWork(); ++i) {
@@ -32,7 +32,8 @@ void Link::WorkAside() {
     Lifeline::Packet packet;
     const Lifeline::Got got = lifeline_->Receive(packet);
     if (got == Lifeline::Got::kEnd) {
-      return Expect(absl::UnavailableError("the peer's process has ended, or dropped the link"));
+      return Expect(
+          absl::UnavailableError("the peer's process has ended, or dropped the connection"));
     }
     if (got == Lifeline::Got::kNothing) continue;
     if (absl::Status status = OnPacket(packet); !status.ok()) Fail(status);
@@ -40,14 +41,14 @@ void Link::WorkAside() {
   if (lifeline_ != nullptr && !lifeline_->sending()) Serve();
 }
 
-void Link::Expect(absl::Status end) {
+void CudaIpcEndpoint::Expect(absl::Status end) {
   if (end_at_ || down() || backend_ == nullptr) return;
   end_at_ = Now() + kLastWords;
   end_ = std::move(end);
   backend_->hub().TimersChanged();
 }
 
-void Link::OnDataDeadline(Time now) {
+void CudaIpcEndpoint::OnDataDeadline(Time now) {
   if (end_at_ && *end_at_ <= now) Fail(end_);
 }
 

@@ -1,4 +1,4 @@
-// Link, receiving: puts frames in order, checks them, copies their bytes and emits events.
+// UcxEndpoint, receiving: puts frames in order, checks them, copies their bytes and emits events.
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/ucx/backend.h"
-#include "src/backends/ucx/link.h"
+#include "src/backends/ucx/endpoint.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
 #include "src/transport/hello.h"
@@ -33,10 +33,10 @@ absl::Status NotYours() {
 
 }  // namespace
 
-void Link::OnFrame(const FrameHead& head, std::span<const std::byte> body) {
+void UcxEndpoint::OnFrame(const FrameHead& head, std::span<const std::byte> body) {
   if (down()) return;
   absl::Status status;
-  // This bye comes from a peer that does not know the link and so has no order for it.
+  // This bye comes from a peer that does not know the endpoint and so has no order for it.
   if (head.kind == FrameKind::kBye && head.order == 0) {
     status = Handle(head, body);
   } else {
@@ -62,7 +62,7 @@ void Link::OnFrame(const FrameHead& head, std::span<const std::byte> body) {
   }
 }
 
-absl::Status Link::Handle(const FrameHead& head, std::span<const std::byte> body) {
+absl::Status UcxEndpoint::Handle(const FrameHead& head, std::span<const std::byte> body) {
   const bool to_acceptor = head.kind == FrameKind::kWrite || head.kind == FrameKind::kRead ||
                            head.kind == FrameKind::kFence;
   const bool to_dialler = head.kind == FrameKind::kWelcome || head.kind == FrameKind::kAuthorized ||
@@ -105,7 +105,7 @@ absl::Status Link::Handle(const FrameHead& head, std::span<const std::byte> body
   return absl::OkStatus();
 }
 
-absl::Status Link::OnWelcome(std::span<const std::byte> body) {
+absl::Status UcxEndpoint::OnWelcome(std::span<const std::byte> body) {
   absl::StatusOr<Welcome> welcome = DecodeWelcome(body);
   if (!welcome.ok()) return welcome.status();
   if (state_ != State::kDialling) return NotYours();
@@ -119,7 +119,7 @@ absl::Status Link::OnWelcome(std::span<const std::byte> body) {
   return absl::OkStatus();
 }
 
-absl::Status Link::OnMessage(const FrameHead& head, std::span<const std::byte> body) {
+absl::Status UcxEndpoint::OnMessage(const FrameHead& head, std::span<const std::byte> body) {
   if (partial_.size() + body.size() > kMaxMessageBytes) {
     return absl::InvalidArgumentError("a message beyond the bound");
   }
@@ -131,7 +131,7 @@ absl::Status Link::OnMessage(const FrameHead& head, std::span<const std::byte> b
 
 // Every piece of the frame is checked before the first byte is written. Nothing of a fenced
 // transfer is written, and its pieces are not checked: their region may be gone.
-absl::Status Link::OnWrite(const FrameHead& head, std::span<const std::byte> body) {
+absl::Status UcxEndpoint::OnWrite(const FrameHead& head, std::span<const std::byte> body) {
   if (!authorized_) return absl::PermissionDeniedError("remote write before it was authorised");
   if (fences_.IsFenced(head.transfer)) return absl::OkStatus();
   absl::StatusOr<WriteBody> write = DecodeWrite(head.number, body);
@@ -153,9 +153,9 @@ absl::Status Link::OnWrite(const FrameHead& head, std::span<const std::byte> bod
   return absl::OkStatus();
 }
 
-absl::Status Link::OnRead(const FrameHead& head, std::span<const std::byte> body) {
+absl::Status UcxEndpoint::OnRead(const FrameHead& head, std::span<const std::byte> body) {
   if (!authorized_) return absl::PermissionDeniedError("remote read before it was authorised");
-  if (body.size() % kWireRunBytes != 0 || body.size() > kMaxOpRuns * kWireRunBytes) {
+  if (body.size() % kWireRunBytes != 0 || body.size() > kMaxOpPieces * kWireRunBytes) {
     return net::Damaged("ucx read");
   }
   if (served_.size() >= kMaxServed) return absl::InvalidArgumentError("too many reads at once");
@@ -164,7 +164,7 @@ absl::Status Link::OnRead(const FrameHead& head, std::span<const std::byte> body
   for (size_t at = 0; at < body.size() && !read.voided; at += kWireRunBytes) {
     read.pieces.push_back(PieceAt(body, at));
     // The region was deregistered since the peer learnt of it. That ends this read alone; every
-    // other failed check ends the link.
+    // other failed check ends the endpoint.
     if (!backend_->regions().Knows(read.pieces.back().rkey)) read.voided = true;
     if (read.voided) break;
     const absl::Status allowed =
@@ -177,7 +177,7 @@ absl::Status Link::OnRead(const FrameHead& head, std::span<const std::byte> body
 }
 
 // A read that was fenced here is no longer in reads_: its bytes are dropped.
-absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> body) {
+absl::Status UcxEndpoint::OnReadData(const FrameHead& head, std::span<const std::byte> body) {
   const auto it = reads_.find(head.number);
   if (it == reads_.end()) return absl::OkStatus();
   Reading& read = it->second;
@@ -202,7 +202,7 @@ absl::Status Link::OnReadData(const FrameHead& head, std::span<const std::byte> 
 }
 
 // At most one credit frame is queued; when it is sent it names all bytes taken by then.
-void Link::TookData(const FrameHead& head) {
+void UcxEndpoint::TookData(const FrameHead& head) {
   const bool report_soon = data_taken_ - data_reported_ >= kCreditEvery;
   data_taken_ += ChargeOf(kFrameHeadBytes + head.bytes);
   if (report_soon || data_taken_ - data_reported_ < kCreditEvery) return;
@@ -210,7 +210,7 @@ void Link::TookData(const FrameHead& head) {
   backend_->Activate(this);
 }
 
-absl::Status Link::OnCredit(uint32_t taken) {
+absl::Status UcxEndpoint::OnCredit(uint32_t taken) {
   // Modulo 2^32: the peer cannot acknowledge more than was sent and not acknowledged.
   if (taken - data_acknowledged_ > data_sent_ - data_acknowledged_) {
     return absl::InvalidArgumentError("the peer acknowledges what was not sent");
@@ -221,7 +221,7 @@ absl::Status Link::OnCredit(uint32_t taken) {
 }
 
 // The marker: no read of the transfer follows, and the initiator no longer wants those that came.
-absl::Status Link::OnFence(uint64_t transfer) {
+absl::Status UcxEndpoint::OnFence(uint64_t transfer) {
   std::erase_if(served_, [&](const Serving& read) { return read.transfer == transfer; });
   EmitFenced(transfer, fences_.OnMarker(transfer, 0));
   return absl::OkStatus();

@@ -1,12 +1,13 @@
 // A connection to one peer: a control stream (src/transport), and an endpoint for each rail. This
-// class is what both sides share; DialledLink and AcceptedLink are the two sides.
+// class is what both sides share; LibfabricDialledEndpoint and LibfabricAcceptedEndpoint are the
+// two sides.
 //
 // A rail connects one domain with the peer's domain of the same number, and fails alone.
 //
 // Thread-safety: none; called by the agent's driver only.
 
-#ifndef KVXFER_BACKENDS_LIBFABRIC_LINK_H_
-#define KVXFER_BACKENDS_LIBFABRIC_LINK_H_
+#ifndef KVXFER_BACKENDS_LIBFABRIC_ENDPOINT_H_
+#define KVXFER_BACKENDS_LIBFABRIC_ENDPOINT_H_
 
 #include <span>
 #include <string>
@@ -19,7 +20,7 @@ namespace kvxfer::libfabric {
 
 class LibfabricBackend;
 
-class Link : public net::ControlLink {
+class LibfabricEndpoint : public net::ControlLink {
  public:
   // --- for the backend ---
   // Its completion queues may get entries: they have to be polled again and again.
@@ -32,8 +33,8 @@ class Link : public net::ControlLink {
   virtual bool unread() const = 0;
 
  protected:
-  Link(LibfabricBackend* backend, net::PeerAddress peer);
-  Link(LibfabricBackend* backend, net::Fd control, std::string from);
+  LibfabricEndpoint(LibfabricBackend* backend, net::PeerAddress peer);
+  LibfabricEndpoint(LibfabricBackend* backend, net::Fd control, std::string from);
 
   virtual absl::Status OnDecoded(const Frame& frame) = 0;
   void Tell(const Frame& frame) { ControlLink::Tell(Encode(frame)); }
@@ -47,4 +48,4 @@ class Link : public net::ControlLink {
 
 }  // namespace kvxfer::libfabric
 
-#endif  // KVXFER_BACKENDS_LIBFABRIC_LINK_H_
+#endif  // KVXFER_BACKENDS_LIBFABRIC_ENDPOINT_H_

@@ -1,8 +1,8 @@
 // The process at the other end of a connection, held by a pidfd. A pidfd refers to one process for
 // ever, so a process that reuses the number is never mistaken for it.
 
-#ifndef KVXFER_BACKENDS_SHM_PROCESS_H_
-#define KVXFER_BACKENDS_SHM_PROCESS_H_
+#ifndef KVXFER_TRANSPORT_HOST_PEER_PROCESS_H_
+#define KVXFER_TRANSPORT_HOST_PEER_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -11,9 +11,10 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "src/backends/shm/handles.h"
+#include "kvxfer/backend.h"
+#include "src/core/base/own_fd.h"
 
-namespace kvxfer::shm {
+namespace kvxfer {
 
 // Field 22 of /proc/<pid>/stat, clock ticks since boot. NotFound: no such process.
 absl::StatusOr<uint64_t> StartTime(uint32_t pid);
@@ -26,12 +27,14 @@ class PeerProcess {
  public:
   PeerProcess() = default;
 
-  // Opens the process `pid` that started at `start_time`. (0: unknown and not checked; it is not
-  // checked either if /proc belongs to another pid namespace.) The start time is read after the
+  // Opens the process `pid` that started at `start_time`. (0, here or of `self`,
+  // this process: unknown and not checked; it is not checked either if /proc belongs to another pid
+  // namespace.) The start time is read after the
   // pidfd is open, which ties the three together: while the pidfd shows no exit, the number `pid`
   // belongs to this process and to no later one. NotFound: it has exited. Unavailable: no pidfd
   // here, and why. ResourceExhausted.
-  static absl::StatusOr<PeerProcess> Open(uint32_t pid, uint64_t start_time);
+  static absl::StatusOr<PeerProcess> Open(const HostIdentity& self, uint32_t pid,
+                                          uint64_t start_time);
 
   uint32_t pid() const { return pid_; }
   // Epoll reports it readable once the process has exited.
@@ -40,9 +43,9 @@ class PeerProcess {
 
  private:
   uint32_t pid_ = 0;
-  UniqueFd pidfd_;
+  OwnFd pidfd_;
 };
 
-}  // namespace kvxfer::shm
+}  // namespace kvxfer
 
-#endif  // KVXFER_BACKENDS_SHM_PROCESS_H_
+#endif  // KVXFER_TRANSPORT_HOST_PEER_PROCESS_H_

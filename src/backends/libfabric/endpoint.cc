@@ -1,6 +1,6 @@
-// Link: what both sides of a link share.
+// LibfabricEndpoint: what both sides of an endpoint share.
 
-#include "src/backends/libfabric/link.h"
+#include "src/backends/libfabric/endpoint.h"
 
 #include <utility>
 
@@ -8,13 +8,13 @@
 
 namespace kvxfer::libfabric {
 
-Link::Link(LibfabricBackend* backend, net::PeerAddress peer)
+LibfabricEndpoint::LibfabricEndpoint(LibfabricBackend* backend, net::PeerAddress peer)
     : ControlLink(&backend->hub(), std::move(peer)), backend_(backend) {}
 
-Link::Link(LibfabricBackend* backend, net::Fd control, std::string from)
+LibfabricEndpoint::LibfabricEndpoint(LibfabricBackend* backend, net::Fd control, std::string from)
     : ControlLink(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
 
-absl::Status Link::OnFrame(std::span<const std::byte> frame) {
+absl::Status LibfabricEndpoint::OnFrame(std::span<const std::byte> frame) {
   absl::StatusOr<Frame> decoded = Decode(frame);
   return decoded.ok() ? OnDecoded(*decoded) : decoded.status();
 }

@@ -1,6 +1,6 @@
-// Link: hello, welcome, the agent's calls, and the end.
+// UcxEndpoint: hello, welcome, the agent's calls, and the end.
 
-#include "src/backends/ucx/link.h"
+#include "src/backends/ucx/endpoint.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,7 @@
 namespace kvxfer::ucx {
 namespace {
 
-// How many ops of one link may be incomplete.
+// How many ops of one endpoint may be incomplete.
 constexpr size_t kMaxOps = 512;
 // How many bytes of messages may wait for space on the path.
 constexpr size_t kMaxMessagesQueued = 1024 * 1024;
@@ -23,14 +23,14 @@ constexpr size_t kMaxReason = 1024;
 
 }  // namespace
 
-Link::Link(UcxBackend* backend, Path* path, const Address& peer)
+UcxEndpoint::UcxEndpoint(UcxBackend* backend, Path* path, const Address& peer)
     : backend_(backend),
       side_(Side::kConnecting),
       state_(State::kDialling),
       path_(path),
       cookie_(RandomNonZero64()),
       peer_(absl::StrCat("agent ", peer.incarnation.ToString().substr(0, 8))) {
-  path_->links.push_back(this);
+  path_->endpoints.push_back(this);
   const std::string hello = Encode(Hello{.reports_failure = path_->reports_failure(),
                                          .cookie = cookie_,
                                          .path = path_->id(),
@@ -39,11 +39,11 @@ Link::Link(UcxBackend* backend, Path* path, const Address& peer)
                                          .host = backend_->host(),
                                          .worker = backend_->worker().address()});
   path_->Begin().Append(std::as_bytes(std::span(hello)));
-  // Outside the link's order: the peer has no cookie for the link yet.
+  // Outside the endpoint's order: the peer has no cookie for the endpoint yet.
   path_->Send({.kind = FrameKind::kHello});
 }
 
-Link::Link(UcxBackend* backend, Path* path, const Hello& hello)
+UcxEndpoint::UcxEndpoint(UcxBackend* backend, Path* path, const Hello& hello)
     : backend_(backend),
       side_(Side::kAccepting),
       state_(State::kUp),
@@ -51,62 +51,61 @@ Link::Link(UcxBackend* backend, Path* path, const Hello& hello)
       cookie_(RandomNonZero64()),
       peer_cookie_(hello.cookie),
       peer_(absl::StrCat("agent ", hello.dialler.ToString().substr(0, 8))) {
-  path_->links.push_back(this);
-  // Sent by the next Pump: this runs before the backend knows the link.
+  path_->endpoints.push_back(this);
+  // Sent by the next Pump: this runs before the backend knows the endpoint.
   controls_.push_back({.kind = FrameKind::kWelcome});
 }
 
-Link::~Link() {
+UcxEndpoint::~UcxEndpoint() {
   if (backend_ == nullptr) return;
   if (!down()) End(absl::CancelledError("the endpoint was destroyed"), true);
   backend_->Purge(this);
 }
 
-void Link::Detach() {
+void UcxEndpoint::Detach() {
   state_ = State::kDown;
   path_ = nullptr;
   backend_ = nullptr;
 }
 
-std::string Link::Name() const {
+std::string UcxEndpoint::Name() const {
   const bool known = path_ != nullptr && path_->pid() != 0;
   return known ? absl::StrCat(peer_, ", process ", path_->pid()) : peer_;
 }
 
-EndpointInfo Link::Describe() const {
+EndpointInfo UcxEndpoint::Describe() const {
   const std::string lanes = path_ == nullptr ? "" : path_->Lanes();
-  return {.path = absl::StrCat("ucx to ", Name(), lanes.empty() ? "" : " over ", lanes),
-          .rails = std::vector<RailInfo>(1)};
+  return OneRail(absl::StrCat("ucx to ", Name(), lanes.empty() ? "" : " over ", lanes));
 }
 
-void Link::Authorize() {
+void UcxEndpoint::Authorize() {
   if (down() || !accepted() || std::exchange(authorized_, true)) return;
   controls_.push_back({.kind = FrameKind::kAuthorized});
   backend_->Activate(this);
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> Link::Import(const RemoteRegion& region,
-                                                        std::string_view) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> UcxEndpoint::Import(const RemoteRegion& region,
+                                                               std::string_view) {
   return net::RkeyOnly::Of(region, "ucx", Name());
 }
 
-absl::Status Link::CheckOp(const Op& op) const {
-  if (accepted()) {
-    return absl::FailedPreconditionError(
-        "ucx: ops are posted on the endpoint that connected; connect to the peer");
-  }
+absl::Status UcxEndpoint::CheckOp(const Op& op) const {
   const BlockRange& blocks = op.blocks;
-  if (op.rail == 0 && op.transfer != 0 && blocks.runs <= kMaxOpRuns &&
+  if (op.rail == 0 && op.transfer != 0 && blocks.pieces <= kMaxOpPieces &&
       blocks.bytes <= kMaxOpBytes && net::HaveKeys(blocks)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "ucx: op ", op.id, " (rail ", op.rail, ", ", blocks.runs, " runs, ", blocks.bytes,
+      "ucx: op ", op.id, " (rail ", op.rail, ", ", blocks.pieces, " pieces, ", blocks.bytes,
       " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
 }
 
-bool Link::Post(const Op& op) {
+bool UcxEndpoint::Post(const Op& op) {
   if (state_ != State::kUp || ops_.size() + reads_.size() >= kMaxOps) return false;
+  if (accepted()) {
+    backend_->events().Push(MakeRefused(this, op, "ucx"));
+    return true;
+  }
   if (absl::Status status = CheckOp(op); !status.ok()) {
     Complete(op.id, std::move(status));
     return true;
@@ -120,7 +119,7 @@ bool Link::Post(const Op& op) {
   return true;
 }
 
-bool Link::Send(std::span<const std::byte> message) {
+bool UcxEndpoint::Send(std::span<const std::byte> message) {
   if (state_ != State::kUp || message.size() > kMaxMessageBytes) return false;
   // A single message is taken whatever its size, so that one always makes progress.
   if (message_bytes_ > 0 && message_bytes_ + message.size() > kMaxMessagesQueued) return false;
@@ -132,7 +131,7 @@ bool Link::Send(std::span<const std::byte> message) {
   return true;
 }
 
-void Link::Fence(FenceScope scope) {
+void UcxEndpoint::Fence(FenceScope scope) {
   // The only rail does not fail alone.
   if (down() || scope.transfer == FenceScope::kEveryTransfer) return;
   const uint64_t transfer = scope.transfer;
@@ -151,7 +150,7 @@ void Link::Fence(FenceScope scope) {
   backend_->Activate(this);
 }
 
-void Link::CancelOps(uint64_t transfer) {
+void UcxEndpoint::CancelOps(uint64_t transfer) {
   const absl::Status why = absl::CancelledError(
       absl::StrCat("ucx peer ", Name(), ": transfer ", transfer, " was fenced"));
   std::erase_if(ops_, [&](const Queued& queued) {
@@ -166,7 +165,7 @@ void Link::CancelOps(uint64_t transfer) {
   });
 }
 
-void Link::EndOps(const absl::Status& why) {
+void UcxEndpoint::EndOps(const absl::Status& why) {
   for (const Queued& queued : ops_) Complete(queued.op.id, why);
   for (const auto& [number, read] : reads_) Complete(read.op.id, why);
   ops_.clear();
@@ -174,37 +173,37 @@ void Link::EndOps(const absl::Status& why) {
   served_.clear();
 }
 
-void Link::Shutdown(absl::Status why) {
+void UcxEndpoint::Shutdown(absl::Status why) {
   if (why.ok()) why = absl::CancelledError("closed");
   if (!down()) End(Annotate(why, absl::StrCat("ucx peer ", Name())), true);
 }
 
-void Link::OnPathDown(const absl::Status& why) {
+void UcxEndpoint::OnPathDown(const absl::Status& why) {
   if (!down()) End(Annotate(why, absl::StrCat("ucx peer ", Name())), false);
 }
 
-// After Forget no frame finds this link, so the peer can no longer write or read through it.
-void Link::End(absl::Status why, bool tell) {
+// After Forget no frame finds this endpoint, so the peer can no longer write or read through it.
+void UcxEndpoint::End(absl::Status why, bool tell) {
   EndOps(why);
   const bool told = tell && SendBye(ToStd(why.message()).substr(0, kMaxReason));
   backend_->Forget(this, told);
-  std::erase(path_->links, this);
+  std::erase(path_->endpoints, this);
   path_ = nullptr;
   state_ = State::kDown;
   Emit(EventKind::kDown, 0, std::move(why));
 }
 
-void Link::Complete(uint64_t op, absl::Status status) {
+void UcxEndpoint::Complete(uint64_t op, absl::Status status) {
   Emit(EventKind::kCompletion, op, std::move(status));
 }
 
-void Link::Emit(EventKind kind, uint64_t id, absl::Status status) {
+void UcxEndpoint::Emit(EventKind kind, uint64_t id, absl::Status status) {
   backend_->events().Say(kind, this, id, std::move(status));
 }
 
-void Link::EmitFenced(uint64_t transfer, uint32_t answers) {
+void UcxEndpoint::EmitFenced(uint64_t transfer, uint32_t answers) {
   for (; answers > 0; --answers) {
-    backend_->events().Say(EventKind::kFenced, this, transfer, {}, FenceScope::kEveryRail);
+    backend_->events().Push(MakeFenced(this, {.transfer = transfer}));
   }
 }
 

@@ -1,10 +1,11 @@
-// Link, sending: control frames first, then messages, then data, as far as the path has space.
+// UcxEndpoint, sending: control frames first, then messages, then data, as far as the path has
+// space.
 
 #include <algorithm>
 #include <utility>
 
 #include "src/backends/ucx/backend.h"
-#include "src/backends/ucx/link.h"
+#include "src/backends/ucx/endpoint.h"
 #include "src/backends/ucx/outgoing.h"
 #include "src/backends/ucx/path.h"
 
@@ -22,26 +23,26 @@ uint32_t RkeyOf(const Run& run) { return static_cast<const net::RkeyOnly*>(run.k
 }  // namespace
 
 // Sends the frame that was begun.
-void Link::SendFrame(FrameHead head) {
+void UcxEndpoint::SendFrame(FrameHead head) {
   head.cookie = peer_cookie_;
   head.order = ++order_;
   path_->Send(head);
 }
 
-bool Link::WantsToSend() const {
+bool UcxEndpoint::WantsToSend() const {
   if (state_ != State::kUp) return false;
   if (!controls_.empty() || !messages_.empty()) return true;
   return HasCredit() && (!served_.empty() || (authorized_ && !ops_.empty()));
 }
 
-void Link::Pump(size_t& budget) {
+void UcxEndpoint::Pump(size_t& budget) {
   while (WantsToSend() && path_->space() && budget > 0) {
     if (!SendOne(budget)) return;
   }
 }
 
-// Returns false if the link has ended.
-bool Link::SendOne(size_t& budget) {
+// Returns false if the endpoint has ended.
+bool UcxEndpoint::SendOne(size_t& budget) {
   const size_t space = std::clamp(budget, kSmallestFrame, kMaxFrameBytes) - kFrameHeadBytes;
   size_t sent = kFrameHeadBytes;
   if (!controls_.empty()) {
@@ -57,18 +58,19 @@ bool Link::SendOne(size_t& budget) {
   return !down();
 }
 
-size_t Link::SendData(size_t space) {
+size_t UcxEndpoint::SendData(size_t space) {
   if (!served_.empty()) return ServeReadPart(space);
   if (ops_.front().op.kind == OpKind::kWrite) return SendWritePart(space);
   return SendReadRequest();
 }
 
-void Link::SendControl() {
+void UcxEndpoint::SendControl() {
   const Control control = controls_.front();
   controls_.pop_front();
   std::string body;
-  if (control.kind == FrameKind::kWelcome)
+  if (control.kind == FrameKind::kWelcome) {
     body = Encode(Welcome{.cookie = cookie_, .path = path_->id()});
+  }
   path_->Begin().Append(std::as_bytes(std::span(body)));
   const bool credit = control.kind == FrameKind::kCredit;
   if (credit) data_reported_ = data_taken_;
@@ -76,7 +78,7 @@ void Link::SendControl() {
       {.kind = control.kind, .transfer = control.transfer, .number = credit ? data_taken_ : 0});
 }
 
-size_t Link::SendMessagePart(size_t space) {
+size_t UcxEndpoint::SendMessagePart(size_t space) {
   const std::string& message = messages_.front();
   const size_t bytes = std::min(space, message.size() - message_sent_);
   path_->Begin().Lend(message.data() + message_sent_, bytes);
@@ -93,7 +95,7 @@ size_t Link::SendMessagePart(size_t space) {
 
 // Sends as much of the first op as one frame takes. With its last byte the op is complete, because
 // its source is not read again (Path::Send).
-size_t Link::SendWritePart(size_t space) {
+size_t UcxEndpoint::SendWritePart(size_t space) {
   Queued& write = ops_.front();
   const Op op = write.op;
   Outgoing& frame = path_->Begin();
@@ -124,7 +126,7 @@ size_t Link::SendWritePart(size_t space) {
 }
 
 // One frame is always enough, see the static_assert in frames.h.
-size_t Link::SendReadRequest() {
+size_t UcxEndpoint::SendReadRequest() {
   const Queued read = ops_.front();
   ops_.pop_front();
   Outgoing& frame = path_->Begin();
@@ -142,7 +144,7 @@ size_t Link::SendReadRequest() {
 
 // Sends the next bytes of the first read to be served. Each call checks the regions again, because
 // the agent may have closed one since.
-size_t Link::ServeReadPart(size_t space) {
+size_t UcxEndpoint::ServeReadPart(size_t space) {
   Serving& read = served_.front();
   Outgoing& frame = path_->Begin();
   while (!read.voided && read.piece < read.pieces.size() && frame.body_bytes() < space) {
@@ -171,9 +173,9 @@ size_t Link::ServeReadPart(size_t space) {
 }
 
 // Sends the last frame, behind what is queued. It does not ask the path for space, because no later
-// turn will come; what is queued is bounded. Fences are left out: the end of the link answers them.
-// Returns false, and sends nothing, if the peer takes nothing or its cookie is not known.
-bool Link::SendBye(std::string_view why) {
+// turn will come; what is queued is bounded. Fences are left out: the end of the endpoint answers
+// them. Returns false, and sends nothing, if the peer takes nothing or its cookie is not known.
+bool UcxEndpoint::SendBye(std::string_view why) {
   if (peer_cookie_ == 0 || path_->swamped()) return false;
   std::erase_if(controls_, [](const Control& c) { return c.kind == FrameKind::kFence; });
   while (!controls_.empty()) SendControl();
