@@ -1,4 +1,4 @@
-// The control stream of a link: preamble and welcome, then framed messages in both directions.
+// The control stream of an endpoint: preamble and welcome, then framed messages in both directions.
 //
 // Thread-safety: none; used by the agent's driving thread.
 
@@ -32,7 +32,7 @@ class ControlStream final : public Stream {
     std::span<const std::byte> payload;
   };
 
-  explicit ControlStream(StreamOwner* owner) : Stream(owner) {}
+  explicit ControlStream(StreamClient* client) : Stream(client) {}
 
   // Releases the socket and forgets what it delivered; the next one starts at its first byte.
   void Restart();
@@ -50,7 +50,7 @@ class ControlStream final : public Stream {
   absl::Status Flush();
   bool sending() const { return !out_.empty(); }
   size_t queued_bytes() const { return out_.size() - sent_; }
-  // At the end of the link: the bytes that the socket has not accepted.
+  // At the end of the endpoint: the bytes that the socket has not accepted.
   std::string TakeQueued();
 
   // --- receiving ---

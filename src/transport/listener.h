@@ -1,5 +1,6 @@
-// Accepts streams, reads their preambles, and passes them to links. A stream that sends nothing or
-// nonsense is closed after kPreambleTimeout, or earlier if too many wait; it never reaches a link.
+// Accepts streams, reads their preambles, and passes them to endpoints. A stream that sends nothing
+// or nonsense is closed after kPreambleTimeout, or earlier if too many wait; it never reaches an
+// endpoint.
 //
 // If no descriptors are left (EMFILE and the like), accepting pauses for kAcceptPause.
 //

@@ -91,7 +91,7 @@ class RailLife {
   const std::vector<RailPair>& bad_pairs() const { return bad_; }
   // It has been up, or has tried every pair.
   bool settled() const { return was_up_ || exhausted_; }
-  // It has tried every pair and was never up. A link of such rails is of no use.
+  // It has tried every pair and was never up. An endpoint of such rails is of no use.
   bool hopeless() const { return exhausted_ && !was_up_; }
   // Why it is not up; OK if nothing has failed.
   const absl::Status& why() const { return why_; }

@@ -18,7 +18,7 @@ namespace kvxfer {
 namespace cuda_ipc {
 namespace {
 
-CudaIpcEndpoint* EndpointOf(net::ControlLink* endpoint) {
+CudaIpcEndpoint* EndpointOf(net::ControlEndpoint* endpoint) {
   return static_cast<CudaIpcEndpoint*>(endpoint);
 }
 
@@ -73,7 +73,7 @@ absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
 }
 
 CudaIpcBackend::~CudaIpcBackend() {
-  for (net::ControlLink* endpoint : hub_.links()) EndpointOf(endpoint)->StopData();
+  for (net::ControlEndpoint* endpoint : hub_.endpoints()) EndpointOf(endpoint)->StopData();
   // Before the endpoints are detached: copies may still write to memory of peers.
   copies_.Wait(nullptr);
   hub_.Close();
@@ -98,12 +98,12 @@ absl::StatusOr<std::unique_ptr<Endpoint>> CudaIpcBackend::Connect(std::string_vi
   return endpoint;
 }
 
-std::unique_ptr<net::ControlLink> CudaIpcBackend::Accept(net::Fd control, std::string from) {
+std::unique_ptr<net::ControlEndpoint> CudaIpcBackend::Accept(net::Fd control, std::string from) {
   return std::make_unique<CudaIpcAcceptedEndpoint>(this, std::move(control), std::move(from));
 }
 
 void CudaIpcBackend::OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) {
-  for (net::ControlLink* endpoint : hub_.links()) {
+  for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
     if (EndpointOf(endpoint)->Join(lifeline, dial)) return;
   }
 }
@@ -144,7 +144,7 @@ void CudaIpcBackend::OnClosed(const CudaIpcRegistration& registration) {
     const auto device = devices_.find(registration.device());
     if (device != devices_.end() && --device->second == 0) devices_.erase(device);
   }
-  for (net::ControlLink* endpoint : hub_.links()) {
+  for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
     EndpointOf(endpoint)->Forget(registration.number());
   }
 }
@@ -168,7 +168,7 @@ size_t CudaIpcBackend::Poll(std::span<Event> out, Input input) {
   if (hub_.Begin(out, input == Input::kAll)) {
     lifeline_listener_.Work();
     // The list changes only by calls of the agent, not during this loop.
-    for (net::ControlLink* endpoint : hub_.links()) EndpointOf(endpoint)->WorkAside();
+    for (net::ControlEndpoint* endpoint : hub_.endpoints()) EndpointOf(endpoint)->WorkAside();
     copies_.Poll();
     // The deadline is counted from here: a busy queue is polled again after kLook.
     looked_ = Now();
@@ -178,11 +178,11 @@ size_t CudaIpcBackend::Poll(std::span<Event> out, Input input) {
 }
 
 bool CudaIpcBackend::Arm() {
-  const auto has_work = [](net::ControlLink* endpoint) {
+  const auto has_work = [](net::ControlEndpoint* endpoint) {
     return EndpointOf(endpoint)->HasWorkAside();
   };
   if (hub_.HasWork() || lifeline_listener_.HasWork() ||
-      std::ranges::any_of(hub_.links(), has_work)) {
+      std::ranges::any_of(hub_.endpoints(), has_work)) {
     return false;
   }
   hub_.SetTimer();

@@ -29,12 +29,12 @@
 #include "src/backends/cuda_ipc/opened.h"
 #include "src/backends/cuda_ipc/peer_region.h"
 #include "src/backends/cuda_ipc/regions.h"
-#include "src/transport/link_hub.h"
+#include "src/transport/endpoint_hub.h"
 
 namespace kvxfer::cuda_ipc {
 
 class CudaIpcBackend final : public Backend,
-                             private net::LinkHub::Owner,
+                             private net::EndpointHub::Client,
                              private LifelineListener::Owner,
                              private CudaIpcRegistration::Owner {
  public:
@@ -51,7 +51,7 @@ class CudaIpcBackend final : public Backend,
   bool Arm() override;
 
   // --- for endpoints ---
-  net::LinkHub& hub() { return hub_; }
+  net::EndpointHub& hub() { return hub_; }
   const HostIdentity& host() const { return host_; }
   uint64_t ipc_namespace() const { return ipc_namespace_; }
   CopyQueue& copies() { return copies_; }
@@ -71,7 +71,7 @@ class CudaIpcBackend final : public Backend,
   void FindDevices();
   std::unique_ptr<CudaIpcRegistration> Add(const LocalRegion& region, const cuda::Driver* driver,
                                            cuda::DeviceSpan span);
-  std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
+  std::unique_ptr<net::ControlEndpoint> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override;
   void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) override;
   void OnClosed(const CudaIpcRegistration& registration) override;
@@ -80,7 +80,7 @@ class CudaIpcBackend final : public Backend,
   const HostIdentity host_;
   const uint64_t ipc_namespace_;
   BackendInfo info_;
-  net::LinkHub hub_;
+  net::EndpointHub hub_;
   LifelineListener lifeline_listener_{this};  // destroyed before the hub
   OpenedTable opened_;
   CopyQueue copies_;

@@ -17,10 +17,10 @@ constexpr Duration kLastWords = std::chrono::milliseconds(100);
 }  // namespace
 
 CudaIpcEndpoint::CudaIpcEndpoint(CudaIpcBackend* backend, net::PeerAddress peer)
-    : ControlLink(&backend->hub(), std::move(peer)), backend_(backend) {}
+    : ControlEndpoint(&backend->hub(), std::move(peer)), backend_(backend) {}
 
 CudaIpcEndpoint::CudaIpcEndpoint(CudaIpcBackend* backend, net::Fd control, std::string from)
-    : ControlLink(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
+    : ControlEndpoint(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
 
 void CudaIpcEndpoint::WorkAside() {
   Watch();

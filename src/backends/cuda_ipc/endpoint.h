@@ -14,13 +14,13 @@
 
 #include "absl/status/status.h"
 #include "src/backends/cuda_ipc/lifeline.h"
-#include "src/transport/control_link.h"
+#include "src/transport/control_endpoint.h"
 
 namespace kvxfer::cuda_ipc {
 
 class CudaIpcBackend;
 
-class CudaIpcEndpoint : public net::ControlLink {
+class CudaIpcEndpoint : public net::ControlEndpoint {
  public:
   // --- for the backend ---
   // A turn of the lifeline, also for an endpoint that is down but not quiet yet.

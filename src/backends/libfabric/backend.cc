@@ -26,7 +26,7 @@ absl::StatusOr<std::string> ListenHost(const AgentOptions& agent, const Libfabri
   return at->front().IsWildcard() ? std::string() : at->front().Host();
 }
 
-const LibfabricEndpoint& EndpointOf(const net::ControlLink* endpoint) {
+const LibfabricEndpoint& EndpointOf(const net::ControlEndpoint* endpoint) {
   return static_cast<const LibfabricEndpoint&>(*endpoint);
 }
 
@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> LibfabricBackend::Connect(std::string_
   return endpoint;
 }
 
-std::unique_ptr<net::ControlLink> LibfabricBackend::Accept(net::Fd control, std::string from) {
+std::unique_ptr<net::ControlEndpoint> LibfabricBackend::Accept(net::Fd control, std::string from) {
   return std::make_unique<LibfabricAcceptedEndpoint>(this, std::move(control), std::move(from));
 }
 
@@ -147,7 +147,7 @@ void LibfabricBackend::OnRead(const Endpoint* endpoint, uint64_t op) {
 // Completion queues are read whatever `input` is: that takes no system call of ours.
 size_t LibfabricBackend::Poll(std::span<Event> out, Input input) {
   if (hub_.Begin(out, input == Input::kAll)) {
-    for (net::ControlLink* endpoint : hub_.links()) {
+    for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
       // Also while nothing is readable: completion queues have no descriptor.
       if (EndpointOf(endpoint).busy() && !hub_.sink().full()) {
         static_cast<LibfabricEndpoint*>(endpoint)->PollData();
@@ -166,19 +166,19 @@ size_t LibfabricBackend::Poll(std::span<Event> out, Input input) {
 
 bool LibfabricBackend::Arm() {
   if (hub_.HasWork()) return false;
-  const auto unread = [](const net::ControlLink* endpoint) {
+  const auto unread = [](const net::ControlEndpoint* endpoint) {
     return EndpointOf(endpoint).busy() && EndpointOf(endpoint).unread();
   };
-  if (std::ranges::any_of(hub_.links(), unread)) return false;
+  if (std::ranges::any_of(hub_.endpoints(), unread)) return false;
   // Rest may queue frames, hence the second look at HasWork.
-  for (net::ControlLink* endpoint : hub_.links()) static_cast<LibfabricEndpoint*>(endpoint)->Rest();
+  for (net::ControlEndpoint* endpoint : hub_.endpoints()) static_cast<LibfabricEndpoint*>(endpoint)->Rest();
   hub_.SetTimer();
   return !hub_.HasWork();
 }
 
 std::optional<Time> LibfabricBackend::deadline() const {
-  const auto busy = [](const net::ControlLink* endpoint) { return EndpointOf(endpoint).busy(); };
-  if (std::ranges::none_of(hub_.links(), busy)) return std::nullopt;
+  const auto busy = [](const net::ControlEndpoint* endpoint) { return EndpointOf(endpoint).busy(); };
+  if (std::ranges::none_of(hub_.endpoints(), busy)) return std::nullopt;
   // The timer wakes the agent for the next look at the completion queues.
   return looked_ + kLook;
 }

@@ -21,7 +21,7 @@
 #include "src/backends/libfabric/domain.h"
 #include "src/backends/libfabric/regions.h"
 #include "src/cuda/arrival_flusher.h"
-#include "src/transport/link_hub.h"
+#include "src/transport/endpoint_hub.h"
 
 namespace kvxfer::libfabric {
 
@@ -29,7 +29,7 @@ namespace kvxfer::libfabric {
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
 inline constexpr size_t kMaxPieces = 16;
 
-class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
+class LibfabricBackend final : public Backend, private net::EndpointHub::Client {
  public:
   static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~LibfabricBackend() override;
@@ -44,7 +44,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   bool Arm() override;
 
   // --- for endpoints ---
-  net::LinkHub& hub() { return hub_; }
+  net::EndpointHub& hub() { return hub_; }
   const AgentOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Domain>>& domains() const { return domains_; }
   // GPU memory that peers' writes and own reads have reached since the last Poll.
@@ -60,7 +60,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   std::string provider() const;
   Capabilities Limits() const;
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
-  std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
+  std::unique_ptr<net::ControlEndpoint> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override;
 
   const AgentOptions options_;
@@ -71,7 +71,7 @@ class LibfabricBackend final : public Backend, private net::LinkHub::Owner {
   Registrations registrations_{&arrival_flusher_};
   // When the completion queues were last polled.
   Time looked_{};
-  net::LinkHub hub_;
+  net::EndpointHub hub_;
 };
 
 }  // namespace kvxfer::libfabric

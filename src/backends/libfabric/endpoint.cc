@@ -9,10 +9,10 @@
 namespace kvxfer::libfabric {
 
 LibfabricEndpoint::LibfabricEndpoint(LibfabricBackend* backend, net::PeerAddress peer)
-    : ControlLink(&backend->hub(), std::move(peer)), backend_(backend) {}
+    : ControlEndpoint(&backend->hub(), std::move(peer)), backend_(backend) {}
 
 LibfabricEndpoint::LibfabricEndpoint(LibfabricBackend* backend, net::Fd control, std::string from)
-    : ControlLink(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
+    : ControlEndpoint(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
 
 absl::Status LibfabricEndpoint::OnFrame(std::span<const std::byte> frame) {
   absl::StatusOr<Frame> decoded = Decode(frame);

@@ -14,13 +14,13 @@
 
 #include "absl/status/status.h"
 #include "src/backends/libfabric/frames.h"
-#include "src/transport/control_link.h"
+#include "src/transport/control_endpoint.h"
 
 namespace kvxfer::libfabric {
 
 class LibfabricBackend;
 
-class LibfabricEndpoint : public net::ControlLink {
+class LibfabricEndpoint : public net::ControlEndpoint {
  public:
   // --- for the backend ---
   // Its completion queues may get entries: they have to be polled again and again.
@@ -37,7 +37,7 @@ class LibfabricEndpoint : public net::ControlLink {
   LibfabricEndpoint(LibfabricBackend* backend, net::Fd control, std::string from);
 
   virtual absl::Status OnDecoded(const Frame& frame) = 0;
-  void Tell(const Frame& frame) { ControlLink::Tell(Encode(frame)); }
+  void Tell(const Frame& frame) { ControlEndpoint::Tell(Encode(frame)); }
 
   LibfabricBackend* backend_;  // null once detached
 

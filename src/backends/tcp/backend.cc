@@ -76,7 +76,7 @@ TcpBackend::~TcpBackend() {
   // Endpoints that were never reported are destroyed with their events.
   half_open_.clear();
   sink_.TakeQueue().clear();
-  for (Link* link : links_) link->Detach();
+  for (TcpEndpoint* endpoint : endpoints_) endpoint->Detach();
 }
 
 void TcpBackend::DescribeListeners() {
@@ -103,11 +103,11 @@ absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view a
   if (!peer.ok()) return peer.status();
   absl::StatusOr<Paths> paths = Paths::Plan(local_, *peer, tcp_.streams);
   if (!paths.ok()) return paths.status();
-  auto link = std::make_unique<Link>(this, *std::move(peer), *std::move(paths));
-  links_.push_back(link.get());
-  link->Dial();
-  Watch(link.get());
-  return link;
+  auto endpoint = std::make_unique<TcpEndpoint>(this, *std::move(peer), *std::move(paths));
+  endpoints_.push_back(endpoint.get());
+  endpoint->Dial();
+  Watch(endpoint.get());
+  return endpoint;
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> TcpBackend::Register(const LocalRegion& region) {
@@ -119,21 +119,21 @@ std::span<std::byte> TcpBackend::scratch() {
   return {scratch_.get(), kScratchBytes};
 }
 
-void TcpBackend::Activate(Link* link) {
-  if (std::exchange(link->active, true)) return;
-  active_.push_back(link);
+void TcpBackend::Activate(TcpEndpoint* endpoint) {
+  if (std::exchange(endpoint->active, true)) return;
+  active_.push_back(endpoint);
 }
 
-void TcpBackend::Forget(Link* link) {
-  std::erase(links_, link);
-  std::erase(active_, link);
-  std::erase(waiting_, link);
-  if (expected_ == link) expected_ = nullptr;
-  sink_.Purge(link);
+void TcpBackend::Forget(TcpEndpoint* endpoint) {
+  std::erase(endpoints_, endpoint);
+  std::erase(active_, endpoint);
+  std::erase(waiting_, endpoint);
+  if (expected_ == endpoint) expected_ = nullptr;
+  sink_.Purge(endpoint);
 }
 
-void TcpBackend::Watch(Link* link) {
-  if (!std::exchange(link->timed, true)) waiting_.push_back(link);
+void TcpBackend::Watch(TcpEndpoint* endpoint) {
+  if (!std::exchange(endpoint->timed, true)) waiting_.push_back(endpoint);
   SetTimer();
 }
 
@@ -154,7 +154,7 @@ size_t TcpBackend::Poll(std::span<Event> out, Input input) {
     if (input == Input::kLikely) ReadExpected();
     if (const std::optional<Time> next = NextDeadline(); next && *next <= Now()) OnDeadlines();
     for (const auto& listener : listeners_) listener->Work();
-    WorkLinks();
+    WorkEndpoints();
     lingering_.Work();
     handouts_.Work();
     SetTimer();
@@ -162,7 +162,7 @@ size_t TcpBackend::Poll(std::span<Event> out, Input input) {
   return sink_.End();
 }
 
-// The most likely input is a message of the link that brought the last one.
+// The most likely input is a message of the endpoint that brought the last one.
 void TcpBackend::ReadExpected() {
   if (expected_ == nullptr) return;
   if (++looks_ > kMaxLooks) {
@@ -172,19 +172,19 @@ void TcpBackend::ReadExpected() {
   expected_->ReadControl();
 }
 
-void TcpBackend::WorkLinks() {
+void TcpBackend::WorkEndpoints() {
   const size_t count = active_.size();
-  // Another link goes first in each Poll. When the sink is full, the links that are left keep their
-  // work.
+  // Another endpoint goes first in each Poll. When the sink is full, the endpoints that are left
+  // keep their work.
   const size_t first = turn_++;
   for (size_t i = 0; i < count && !sink_.full(); ++i) active_[(first + i) % count]->Work();
-  std::erase_if(active_, [](Link* link) {
-    link->active = link->HasWork();
-    return !link->active;
+  std::erase_if(active_, [](TcpEndpoint* endpoint) {
+    endpoint->active = endpoint->HasWork();
+    return !endpoint->active;
   });
-  std::erase_if(waiting_, [](Link* link) {
-    link->timed = link->deadline().has_value();
-    return !link->timed;
+  std::erase_if(waiting_, [](TcpEndpoint* endpoint) {
+    endpoint->timed = endpoint->deadline().has_value();
+    return !endpoint->timed;
   });
 }
 
@@ -192,28 +192,29 @@ bool TcpBackend::Arm() {
   if (sink_.waiting() || ListenersHaveWork() || lingering_.HasWork() || handouts_.HasWork()) {
     return false;
   }
-  return std::none_of(active_.begin(), active_.end(), [](Link* link) { return link->HasWork(); });
+  return std::none_of(active_.begin(), active_.end(),
+                      [](TcpEndpoint* endpoint) { return endpoint->HasWork(); });
 }
 
 std::optional<Time> TcpBackend::NextDeadline() const {
   std::optional<Time> next = Earlier(lingering_.deadline(), handouts_.deadline());
   for (const auto& listener : listeners_) next = Earlier(next, listener->deadline());
-  for (const Link* link : waiting_) next = Earlier(next, link->deadline());
+  for (const TcpEndpoint* endpoint : waiting_) next = Earlier(next, endpoint->deadline());
   return next;
 }
 
 void TcpBackend::OnDeadlines() {
   const Time now = Now();
   for (const auto& listener : listeners_) listener->OnDeadline(now);
-  const auto late = [now](const Link* link) {
-    return link->deadline() && *link->deadline() <= now;
+  const auto late = [now](const TcpEndpoint* endpoint) {
+    return endpoint->deadline() && *endpoint->deadline() <= now;
   };
   // A copy, because OnDeadline may change waiting_.
-  for (Link* link : std::vector<Link*>(waiting_)) {
-    if (late(link)) link->OnDeadline();
+  for (TcpEndpoint* endpoint : std::vector<TcpEndpoint*>(waiting_)) {
+    if (late(endpoint)) endpoint->OnDeadline();
   }
-  // A link that went down before it was reported belongs to no agent.
-  std::erase_if(half_open_, [](const auto& link) { return link->down(); });
+  // An endpoint that went down before it was reported belongs to no agent.
+  std::erase_if(half_open_, [](const auto& endpoint) { return endpoint->down(); });
   lingering_.OnDeadline(now);
   handouts_.OnDeadline(now);
 }

@@ -1,4 +1,4 @@
-// The tcp backend: listeners, links to peers, local regions, and one epoll set for all sockets.
+// The tcp backend: listeners, endpoints to peers, local regions, and one epoll set for all sockets.
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
 // Thread-safety: none, see kvxfer/backend.h; Register from any thread.
@@ -16,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/local_addresses.h"
 #include "src/backends/tcp/options.h"
 #include "src/transport/event_sink.h"
@@ -42,7 +42,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   size_t Poll(std::span<Event> out, Input input) override;
   bool Arm() override;
 
-  // --- for links and registrations ---
+  // --- for endpoints and registrations ---
   net::Reactor& reactor() { return *reactor_; }
   net::EventSink& sink() { return sink_; }
   net::RegionMap& regions() { return regions_; }
@@ -52,13 +52,13 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   // A buffer for one system call: for bytes that must not be written to memory, and for short runs
   // that go through it together.
   std::span<std::byte> scratch();
-  void Activate(Link* link);
-  void Forget(Link* link);
-  // The link's deadline has come nearer.
-  void Watch(Link* link);
-  // A message has arrived over `link`: another one may follow soon.
-  void Expect(Link* link) {
-    expected_ = link;
+  void Activate(TcpEndpoint* endpoint);
+  void Forget(TcpEndpoint* endpoint);
+  // The endpoint's deadline has come nearer.
+  void Watch(TcpEndpoint* endpoint);
+  // A message has arrived over `endpoint`: another one may follow soon.
+  void Expect(TcpEndpoint* endpoint) {
+    expected_ = endpoint;
     looks_ = 0;
   }
   void Linger(net::Fd control, std::vector<net::Fd> data, std::string queued);
@@ -74,7 +74,7 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   void OnControlPreamble(net::Fd fd, const Preamble& preamble, const std::string& from);
   void OnDataPreamble(net::Fd fd, const Preamble& preamble);
   void OnMetadataPreamble(net::Fd fd, const std::string& from);
-  void WorkLinks();
+  void WorkEndpoints();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
   void SetTimer() { reactor_->SetTimer(NextDeadline()); }
@@ -88,20 +88,21 @@ class TcpBackend final : public Backend, private net::Listener::Acceptor {
   std::unique_ptr<net::Reactor> reactor_;
   net::EventSink sink_;
   net::RegionMap regions_{[this](const net::Region* region) {
-    for (Link* link : links_) link->OnRegionClosed(region);
+    for (TcpEndpoint* endpoint : endpoints_) endpoint->OnRegionClosed(region);
   }};
   std::vector<net::SocketAddress> advertised_;
   std::vector<LocalAddress> local_;  // that data streams are bound to
   uint64_t poll_number_ = 0;
   std::unique_ptr<std::byte[]> scratch_;
 
-  std::vector<Link*> links_;                      // all links that are not destroyed
-  std::vector<Link*> active_;                     // links that may have work
-  std::vector<Link*> waiting_;                    // links that may have a deadline
-  size_t turn_ = 0;                               // the link in active_ that goes first
-  Link* expected_ = nullptr;                      // the link that brought the last message
-  uint32_t looks_ = 0;                            // how often another one was looked for since
-  std::vector<std::unique_ptr<Link>> half_open_;  // accepted and not reported yet, oldest first
+  std::vector<TcpEndpoint*> endpoints_;  // all endpoints that are not destroyed
+  std::vector<TcpEndpoint*> active_;     // endpoints that may have work
+  std::vector<TcpEndpoint*> waiting_;    // endpoints that may have a deadline
+  size_t turn_ = 0;                      // the endpoint in active_ that goes first
+  TcpEndpoint* expected_ = nullptr;      // the endpoint that brought the last message
+  uint32_t looks_ = 0;                   // how often another one was looked for since
+  std::vector<std::unique_ptr<TcpEndpoint>>
+      half_open_;  // accepted and not reported yet, oldest first
   net::Lingerers lingering_;
   net::Handouts handouts_;
   // The listener for `listen`, then one for each of local_. Declared last, so destroyed first:

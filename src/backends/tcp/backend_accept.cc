@@ -1,4 +1,4 @@
-// TcpBackend: incoming streams become links or join one.
+// TcpBackend: incoming streams become endpoints or join one.
 
 #include <algorithm>
 #include <utility>
@@ -38,33 +38,35 @@ void TcpBackend::OnControlPreamble(net::Fd fd, const Preamble& preamble, const s
   }
   const LinkId id = Incarnation::Random().bytes;
   net::Answer(fd, {.code = WelcomeCode::kJoin, .link = id});
-  // Beyond the limit the oldest half-open link goes, so that peers that never join cannot exhaust
-  // memory.
+  // Beyond the limit the oldest half-open endpoint goes, so that peers that never join cannot
+  // exhaust memory.
   if (half_open_.size() >= kMaxHalfOpen) half_open_.erase(half_open_.begin());
-  half_open_.push_back(std::make_unique<Link>(this, std::move(fd), from, preamble.rails, id));
-  links_.push_back(half_open_.back().get());
+  half_open_.push_back(
+      std::make_unique<TcpEndpoint>(this, std::move(fd), from, preamble.rails, id));
+  endpoints_.push_back(half_open_.back().get());
   Watch(half_open_.back().get());
 }
 
 void TcpBackend::OnDataPreamble(net::Fd fd, const Preamble& preamble) {
-  const auto it = std::ranges::find_if(links_, [&](const Link* link) {
-    return !link->connecting() && link->id() == preamble.link && link->rails() == preamble.rails;
+  const auto it = std::ranges::find_if(endpoints_, [&](const TcpEndpoint* endpoint) {
+    return !endpoint->connecting() && endpoint->id() == preamble.link &&
+           endpoint->rails() == preamble.rails;
   });
-  // A data stream for a link that is gone, or of another incarnation, gets no answer: its peer sees
-  // the close.
-  if (it == links_.end() || preamble.target != incarnation_ || !(*it)->Join(preamble, &fd)) {
+  // A data stream for an endpoint that is gone, or of another incarnation, gets no answer: its peer
+  // sees the close.
+  if (it == endpoints_.end() || preamble.target != incarnation_ || !(*it)->Join(preamble, &fd)) {
     reactor_->Remove(fd.get());
     return;
   }
-  Link* const link = *it;
-  // The first data stream makes the link usable: report it to the agent, which owns it from here
-  // on.
-  if (!link->joining()) return;
+  TcpEndpoint* const endpoint = *it;
+  // The first data stream makes the endpoint usable: report it to the agent, which owns it from
+  // here on.
+  if (!endpoint->joining()) return;
   const auto half =
-      std::ranges::find(half_open_, link, [](const auto& each) { return each.get(); });
+      std::ranges::find(half_open_, endpoint, [](const auto& each) { return each.get(); });
   sink_.Emit(MakeAccepted(std::move(*half)));
   half_open_.erase(half);
-  link->GoUp();
+  endpoint->GoUp();
 }
 
 void TcpBackend::OnMetadataPreamble(net::Fd fd, const std::string& from) {

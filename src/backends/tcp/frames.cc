@@ -52,7 +52,7 @@ void Fields(Io& io, wire::Ref<Io, Trailer> trailer) {
 }
 
 template <typename Io>
-void Fields(Io& io, wire::Ref<Io, RailLost> lost) {
+void Fields(Io& io, wire::Ref<Io, StreamLost> lost) {
   io.Int("rail", lost.rail);
   io.Reserved(3);
   io.Int("life", lost.life);
@@ -65,7 +65,7 @@ void Encode(const FrameHead& head, std::span<std::byte, kFrameHeadBytes> out) {
 void Encode(const Trailer& trailer, std::span<std::byte, kTrailerBytes> out) {
   wire::EncodeFixed(trailer, out.data());
 }
-std::string Encode(const RailLost& lost) { return wire::Encode(lost); }
+std::string Encode(const StreamLost& lost) { return wire::Encode(lost); }
 void EncodeLife(uint32_t life, std::span<std::byte, kLifeBytes> out) {
   wire::StoreLittle(out.data(), life);
 }
@@ -76,8 +76,8 @@ absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte, kFrameHeadB
 absl::StatusOr<Trailer> DecodeTrailer(std::span<const std::byte, kTrailerBytes> in) {
   return wire::DecodeFixed<Trailer>("data (trailer)", in.data());
 }
-absl::StatusOr<RailLost> DecodeRailLost(std::span<const std::byte> in) {
-  return wire::Decode<RailLost>("rail-lost", in);
+absl::StatusOr<StreamLost> DecodeStreamLost(std::span<const std::byte> in) {
+  return wire::Decode<StreamLost>("rail-lost", in);
 }
 uint32_t DecodeLife(std::span<const std::byte, kLifeBytes> in) {
   return wire::LoadLittle<uint32_t>(in.data());

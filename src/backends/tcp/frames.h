@@ -78,7 +78,7 @@ struct Trailer {
 inline constexpr size_t kTrailerBytes = 8;
 
 // Sent by the accepting side on the control stream: its end of `rail` is closed, in that life.
-struct RailLost {
+struct StreamLost {
   uint8_t rail = 0;
   uint32_t life = 0;
   std::string why{};  // text for people
@@ -87,7 +87,7 @@ inline constexpr size_t kMaxLostText = 512;
 
 void Encode(const FrameHead& head, std::span<std::byte, kFrameHeadBytes> out);
 void Encode(const Trailer& trailer, std::span<std::byte, kTrailerBytes> out);
-std::string Encode(const RailLost& lost);
+std::string Encode(const StreamLost& lost);
 
 // Follows a fence on the control stream: for each rail, the last life that may have carried the
 // transfer.
@@ -96,7 +96,7 @@ void EncodeLife(uint32_t life, std::span<std::byte, kLifeBytes> out);
 uint32_t DecodeLife(std::span<const std::byte, kLifeBytes> in);
 
 absl::StatusOr<FrameHead> DecodeFrameHead(std::span<const std::byte, kFrameHeadBytes> in);
-absl::StatusOr<RailLost> DecodeRailLost(std::span<const std::byte> in);
+absl::StatusOr<StreamLost> DecodeStreamLost(std::span<const std::byte> in);
 absl::StatusOr<Trailer> DecodeTrailer(std::span<const std::byte, kTrailerBytes> in);
 
 }  // namespace kvxfer::tcp

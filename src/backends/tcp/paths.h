@@ -1,4 +1,5 @@
-// The pairs of addresses that the data streams of a link use, as seen from the connecting side.
+// The pairs of addresses that the data streams of an endpoint use, as seen from the connecting
+// side.
 //
 // If neither side has addresses for data streams, there is one path: from the address that routing
 // chooses to the address that the control stream has reached. If only this side has such addresses,

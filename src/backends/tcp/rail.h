@@ -1,5 +1,5 @@
-// One data stream of a link. The connecting side sends writes, read requests and fence markers on
-// it and receives read responses; the accepting side the reverse.
+// One data stream of an endpoint. The connecting side sends writes, read requests and fence markers
+// on it and receives read responses; the accepting side the reverse.
 //
 // The stream may end and be connected again with a new socket. Each attempt is a *life* of the
 // rail, counted from 1. What an earlier life left over goes with its socket.
@@ -31,7 +31,7 @@
 
 namespace kvxfer::tcp {
 
-class Link;
+class TcpEndpoint;
 
 // The most pieces of one system call: IOV_MAX on Linux.
 inline constexpr size_t kMaxIovecs = 1024;
@@ -42,9 +42,9 @@ inline constexpr size_t kMaxIovecs = 1024;
 inline constexpr size_t kShortRun = 1024;
 constexpr bool AreShort(size_t bytes, size_t runs) { return bytes < runs * kShortRun; }
 
-class Rail final : public net::Stream {
+class TcpRail final : public net::Stream {
  public:
-  Rail(Link* link, uint32_t index);
+  TcpRail(TcpEndpoint* endpoint, uint32_t index);
 
   uint32_t index() const { return index_; }
 
@@ -81,7 +81,7 @@ class Rail final : public net::Stream {
   // --- sending (rail_send.cc) ---
   // Whether one more op may wait here for the socket.
   bool HasSpace() const;
-  void Push(const Op& op);  // checked by the link
+  void Push(const Op& op);  // checked by the endpoint
   void PushMarker(uint64_t transfer);
   // Sends frames, up to `budget` bytes or as much as the socket takes.
   absl::Status Send(size_t budget);
@@ -90,7 +90,8 @@ class Rail final : public net::Stream {
   uint64_t queued_bytes() const { return queued_bytes_; }
 
   // --- receiving (rail_receive.cc) ---
-  // Receives up to `budget` bytes, as much as there is, or until the link has a control message.
+  // Receives up to `budget` bytes, as much as there is, or until the endpoint has a control
+  // message.
   absl::Status Receive(size_t budget);
   bool CanReceive() const;
   // Enough reads are being served: further requests wait in the socket.
@@ -174,7 +175,7 @@ class Rail final : public net::Stream {
   void StartPayload();
   void CompleteOp(uint64_t op, absl::Status status);
 
-  Link* const link_;
+  TcpEndpoint* const endpoint_;
   const uint32_t index_;
   State state_ = State::kDown;
   uint32_t life_ = 0;

@@ -1,14 +1,14 @@
-// Rail: ending transfers on one data stream.
+// TcpRail: ending transfers on one data stream.
 
 #include <algorithm>
 #include <utility>
 
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 
 namespace kvxfer::tcp {
 
-void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
+void TcpRail::CancelOps(uint64_t transfer, const absl::Status& why) {
   const auto concerned = [transfer](uint64_t other) { return transfer == 0 || other == transfer; };
   if (begun() && concerned(out_.front().head.transfer)) {
     Outgoing& frame = out_.front();
@@ -39,14 +39,14 @@ void Rail::CancelOps(uint64_t transfer, const absl::Status& why) {
   });
 }
 
-void Rail::Discard(uint64_t transfer) {
+void TcpRail::Discard(uint64_t transfer) {
   if (stage_ != Stage::kHead && head_.transfer == transfer) discard_ = true;
   for (Outgoing& response : out_) {
     if (response.head.transfer == transfer) response.voided = true;
   }
 }
 
-bool Rail::ReleaseRegion(const net::Region* region) {
+bool TcpRail::ReleaseRegion(const net::Region* region) {
   for (Outgoing& response : out_) {
     // The response still goes out, as a void frame: the peer waits for it.
     if (response.served == nullptr) continue;

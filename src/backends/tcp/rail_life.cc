@@ -1,9 +1,9 @@
-// Rail: how the socket of a data stream comes and goes.
+// TcpRail: how the socket of a data stream comes and goes.
 
 #include <algorithm>
 #include <utility>
 
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 #include "src/transport/dialler.h"
 
@@ -11,8 +11,8 @@ namespace kvxfer::tcp {
 namespace {
 
 // The time-out for stalls that acknowledgements do not show. A peer that is stopped, or that has
-// not authorised the link yet, keeps its window closed while bytes wait; a dead path would look the
-// same. TCP_USER_TIMEOUT also counts the time with a closed window, so such a peer gets half a
+// not authorised the endpoint yet, keeps its window closed while bytes wait; a dead path would look
+// the same. TCP_USER_TIMEOUT also counts the time with a closed window, so such a peer gets half a
 // minute.
 constexpr unsigned kDataTimeoutMs = 30'000;
 // How long data may be unacknowledged while the peer's window is open: as on the control stream.
@@ -26,8 +26,8 @@ void GuardData(int fd) {
 
 }  // namespace
 
-absl::Status Rail::Dial(uint32_t life, const net::SocketAddress& from,
-                        const net::SocketAddress& to) {
+absl::Status TcpRail::Dial(uint32_t life, const net::SocketAddress& from,
+                           const net::SocketAddress& to) {
   life_ = life;
   absl::StatusOr<net::Fd> fd = net::StartConnect(to, from);
   if (!fd.ok()) return fd.status();
@@ -37,7 +37,7 @@ absl::Status Rail::Dial(uint32_t life, const net::SocketAddress& from,
   return absl::OkStatus();
 }
 
-absl::Status Rail::Greet(Preamble preamble) {
+absl::Status TcpRail::Greet(Preamble preamble) {
   preamble.life = life_;
   if (state_ == State::kConnecting && writable()) {
     if (absl::Status sent = SendPreamble(preamble); !sent.ok()) return sent;
@@ -46,7 +46,7 @@ absl::Status Rail::Greet(Preamble preamble) {
   return absl::OkStatus();
 }
 
-absl::Status Rail::SendPreamble(const Preamble& preamble) {
+absl::Status TcpRail::SendPreamble(const Preamble& preamble) {
   std::array<std::byte, kPreambleBytes> bytes;
   Encode(preamble, bytes);
   std::array<iovec, 1> piece{iovec{bytes.data(), bytes.size()}};
@@ -60,7 +60,7 @@ absl::Status Rail::SendPreamble(const Preamble& preamble) {
   return absl::OkStatus();
 }
 
-absl::Status Rail::ReadWelcome(const LinkId& link) {
+absl::Status TcpRail::ReadWelcome(const LinkId& link) {
   std::array<iovec, 1> piece{iovec{welcome_.data() + welcomed_, welcome_.size() - welcomed_}};
   absl::StatusOr<size_t> got = Read(piece);
   if (!got.ok()) return got.status();
@@ -76,7 +76,7 @@ absl::Status Rail::ReadWelcome(const LinkId& link) {
   return absl::OkStatus();
 }
 
-void Rail::Take(net::Fd fd, uint32_t life) {
+void TcpRail::Take(net::Fd fd, uint32_t life) {
   GuardData(fd.get());
   net::TuneIfLocal(fd.get());
   Adopt(std::move(fd));
@@ -84,7 +84,7 @@ void Rail::Take(net::Fd fd, uint32_t life) {
   state_ = State::kUp;
 }
 
-void Rail::Close(const absl::Status& why) {
+void TcpRail::Close(const absl::Status& why) {
   CancelOps(0, why);
   Release();
   state_ = State::kDown;
@@ -101,7 +101,7 @@ void Rail::Close(const absl::Status& why) {
   in_begin_ = in_end_ = 0;
 }
 
-bool Rail::Stalled(Time now) {
+bool TcpRail::Stalled(Time now) {
   const net::SendProgress progress = net::ProgressOf(fd());
   // Keep watching while bytes are unsent or unacknowledged.
   watched_ = progress.waiting || !out_.empty();
@@ -114,7 +114,7 @@ bool Rail::Stalled(Time now) {
 }
 
 // The preamble, the welcome and markers are small: they pass even if packets of full size do not.
-RailLife::Carried Rail::carried() const {
+RailLife::Carried TcpRail::carried() const {
   using Carried = RailLife::Carried;
   const net::SendProgress progress = net::ProgressOf(fd());
   if (progress.acknowledged >= kPreambleBytes + progress.segment ||

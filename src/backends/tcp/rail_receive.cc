@@ -1,4 +1,4 @@
-// Rail: receiving on one data stream. Heads and runs go through a staging buffer, payload goes
+// TcpRail: receiving on one data stream. Heads and runs go through a staging buffer, payload goes
 // straight to its destination.
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 #include "src/core/base/strings.h"
 
@@ -22,7 +22,7 @@ constexpr size_t kStaging = kMaxFrameRuns * kWireRunBytes + kReadAhead;
 
 }  // namespace
 
-size_t Rail::StageBytes() const {
+size_t TcpRail::StageBytes() const {
   // How many staged bytes the next step needs.
   switch (stage_) {
     case Stage::kHead:
@@ -37,13 +37,13 @@ size_t Rail::StageBytes() const {
   return 0;
 }
 
-bool Rail::CanReceive() const {
+bool TcpRail::CanReceive() const {
   if (stage_ == Stage::kHead && Paused()) return false;
   return readable() || staged() >= StageBytes();
 }
 
-absl::Status Rail::Receive(size_t budget) {
-  while (link_->up() && up() && !link_->sink().full()) {
+absl::Status TcpRail::Receive(size_t budget) {
+  while (endpoint_->up() && up() && !endpoint_->sink().full()) {
     if (stage_ == Stage::kHead && Paused()) break;
     absl::StatusOr<bool> parsed = ParseStaged();
     if (!parsed.ok()) return parsed.status();
@@ -51,7 +51,7 @@ absl::Status Rail::Receive(size_t budget) {
     if (!readable() || budget == 0) break;
     // An abort or fence that the peer sent before these bytes must take effect before they are
     // written. The control stream may also say that this rail is lost.
-    if (!link_->ControlIsQuiet() || !up()) break;
+    if (!endpoint_->ControlIsQuiet() || !up()) break;
     absl::StatusOr<size_t> n = ReadMore();
     if (!n.ok()) return n.status();
     budget -= std::min(budget, *n);
@@ -60,7 +60,7 @@ absl::Status Rail::Receive(size_t budget) {
 }
 
 // One step with the staged bytes. False: more bytes are needed.
-absl::StatusOr<bool> Rail::ParseStaged() {
+absl::StatusOr<bool> TcpRail::ParseStaged() {
   if (staged() < StageBytes()) return false;
   absl::Status status;
   switch (stage_) {
@@ -81,12 +81,12 @@ absl::StatusOr<bool> Rail::ParseStaged() {
   return true;
 }
 
-absl::StatusOr<size_t> Rail::ReadMore() {
+absl::StatusOr<size_t> TcpRail::ReadMore() {
   if (in_ == nullptr) in_ = std::make_unique<std::byte[]>(kStaging);
   return stage_ == Stage::kPayload ? ReadPayload() : ReadStaged();
 }
 
-absl::StatusOr<size_t> Rail::ReadStaged() {
+absl::StatusOr<size_t> TcpRail::ReadStaged() {
   std::memmove(in_.get(), in_.get() + in_begin_, staged());
   in_end_ -= in_begin_;
   in_begin_ = 0;
@@ -99,11 +99,11 @@ absl::StatusOr<size_t> Rail::ReadStaged() {
 
 // Reads payload; nothing is staged. Payload goes to its destination; or to the scratch buffer, if
 // it must not be written or its runs are short. What follows the payload is staged.
-absl::StatusOr<size_t> Rail::ReadPayload() {
+absl::StatusOr<size_t> TcpRail::ReadPayload() {
   std::array<iovec, kMaxIovecs> pieces;
   size_t n = 0;
   size_t payload = 0;
-  const std::span<std::byte> scratch = link_->scratch();
+  const std::span<std::byte> scratch = endpoint_->scratch();
   const bool through_scratch = discard_ || AreShort(head_.bytes, landings_.size());
   if (through_scratch) {
     payload = std::min(payload_left_, scratch.size());
@@ -132,14 +132,14 @@ absl::StatusOr<size_t> Rail::ReadPayload() {
   return got;
 }
 
-void Rail::LandStaged() {
+void TcpRail::LandStaged() {
   const size_t bytes = std::min(staged(), payload_left_);
   Land({in_.get() + in_begin_, bytes});
   in_begin_ += bytes;
 }
 
 // Writes the next bytes of the payload to their destinations.
-void Rail::Land(std::span<const std::byte> bytes) {
+void TcpRail::Land(std::span<const std::byte> bytes) {
   while (!discard_ && !bytes.empty()) {
     const Landing& to = landings_[landing_];
     const size_t step = std::min(bytes.size(), to.bytes - received_);
@@ -151,7 +151,7 @@ void Rail::Land(std::span<const std::byte> bytes) {
 }
 
 // `bytes` of the payload are done.
-void Rail::SkipReceived(size_t bytes) {
+void TcpRail::SkipReceived(size_t bytes) {
   payload_left_ -= bytes;
   if (payload_left_ == 0) stage_ = Stage::kTrailer;
   if (discard_) return;
@@ -162,7 +162,7 @@ void Rail::SkipReceived(size_t bytes) {
   }
 }
 
-absl::Status Rail::OnHead() {
+absl::Status TcpRail::OnHead() {
   const std::span<const std::byte> bytes(in_.get() + in_begin_, staged());
   absl::StatusOr<FrameHead> head = DecodeFrameHead(bytes.first<kFrameHeadBytes>());
   if (!head.ok()) return head.status();
@@ -171,30 +171,30 @@ absl::Status Rail::OnHead() {
   discard_ = false;
   landings_.clear();
   // Only the connecting side receives read responses, and only the accepting side everything else.
-  if ((head_.kind == FrameKind::kReadResponse) != link_->connecting()) {
+  if ((head_.kind == FrameKind::kReadResponse) != endpoint_->connecting()) {
     return absl::InvalidArgumentError("the peer sent a data frame that is not its to send");
   }
   switch (head_.kind) {
     case FrameKind::kFence:
-      link_->OnMarker(head_.transfer, index_);
+      endpoint_->OnMarker(head_.transfer, index_);
       return absl::OkStatus();
     case FrameKind::kReadResponse:
       return OnResponse();
     case FrameKind::kWrite:
     case FrameKind::kReadRequest:
-      discard_ = link_->IsFenced(head_.transfer);
+      discard_ = endpoint_->IsFenced(head_.transfer);
       stage_ = Stage::kRuns;
       return absl::OkStatus();
   }
   return absl::OkStatus();
 }
 
-WireRun Rail::RunAt(size_t i) const {
+WireRun TcpRail::RunAt(size_t i) const {
   const std::byte* at = in_.get() + in_begin_ + i * kWireRunBytes;
   return DecodeWireRun(std::span<const std::byte, kWireRunBytes>(at, kWireRunBytes));
 }
 
-absl::Status Rail::OnRuns() {
+absl::Status TcpRail::OnRuns() {
   uint64_t total = 0;
   for (size_t i = 0; i < head_.runs; ++i) total += RunAt(i).bytes;
   if (total != head_.bytes) {
@@ -207,10 +207,10 @@ absl::Status Rail::OnRuns() {
 
 // Checks every run of the frame before the first byte is written. A fenced frame is not checked:
 // its region may be gone.
-absl::Status Rail::OnWriteRuns() {
+absl::Status TcpRail::OnWriteRuns() {
   for (size_t i = 0; i < head_.runs && !discard_; ++i) {
     const WireRun run = RunAt(i);
-    absl::StatusOr<const net::Region*> held = link_->regions().Check(run, Access::kRemoteWrite);
+    absl::StatusOr<const net::Region*> held = endpoint_->regions().Check(run, Access::kRemoteWrite);
     if (!held.ok()) return Annotate(held.status(), "remote write refused");
     if (run.bytes == 0) continue;
     landings_.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes, *held});
@@ -219,13 +219,13 @@ absl::Status Rail::OnWriteRuns() {
   return absl::OkStatus();
 }
 
-void Rail::StartPayload() {
+void TcpRail::StartPayload() {
   payload_left_ = head_.bytes;
   landing_ = received_ = 0;
   stage_ = payload_left_ > 0 ? Stage::kPayload : Stage::kTrailer;
 }
 
-absl::Status Rail::OnResponse() {
+absl::Status TcpRail::OnResponse() {
   // Responses arrive in the order of their requests. This one answers a read that was cancelled.
   if (reads_.empty() || head_.number < reads_.front().number) {
     discard_ = true;
@@ -249,7 +249,7 @@ absl::Status Rail::OnResponse() {
   return absl::OkStatus();
 }
 
-absl::Status Rail::OnTrailer() {
+absl::Status TcpRail::OnTrailer() {
   const std::span<const std::byte> bytes(in_.get() + in_begin_, staged());
   absl::StatusOr<Trailer> trailer = DecodeTrailer(bytes.first<kTrailerBytes>());
   if (!trailer.ok()) return trailer.status();
@@ -257,7 +257,8 @@ absl::Status Rail::OnTrailer() {
   stage_ = Stage::kHead;
   if (discard_) return absl::OkStatus();
   if (head_.kind == FrameKind::kWrite) {
-    if (trailer->valid && trailer->has_immediate) link_->OnImmediate(index_, trailer->immediate);
+    if (trailer->valid && trailer->has_immediate)
+      endpoint_->OnImmediate(index_, trailer->immediate);
     return absl::OkStatus();
   }
   const PendingRead read = reads_.front();
@@ -270,8 +271,8 @@ absl::Status Rail::OnTrailer() {
   return absl::OkStatus();
 }
 
-void Rail::CompleteOp(uint64_t op, absl::Status status) {
-  link_->OnCompletion(op, index_, std::move(status));
+void TcpRail::CompleteOp(uint64_t op, absl::Status status) {
+  endpoint_->OnCompletion(op, index_, std::move(status));
 }
 
 }  // namespace kvxfer::tcp

@@ -1,11 +1,11 @@
-// Rail: sending on one data stream. Frames are gathered straight from the blocks of their ops.
+// TcpRail: sending on one data stream. Frames are gathered straight from the blocks of their ops.
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
 
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 
 namespace kvxfer::tcp {
@@ -77,14 +77,15 @@ bool HasPayload(FrameKind kind) {
 
 }  // namespace
 
-Rail::Rail(Link* link, uint32_t index) : Stream(link), link_(link), index_(index) {}
+TcpRail::TcpRail(TcpEndpoint* endpoint, uint32_t index)
+    : Stream(endpoint), endpoint_(endpoint), index_(index) {}
 
-bool Rail::HasSpace() const {
+bool TcpRail::HasSpace() const {
   return up() && queued_bytes_ < kMaxQueuedBytes && out_.size() < kMaxQueuedFrames &&
          reads_.size() < kMaxPendingReads;
 }
 
-void Rail::Push(const Op& op) {
+void TcpRail::Push(const Op& op) {
   const uint64_t bytes = op.blocks.bytes;
   given_ += bytes;
   Outgoing& frame = out_.emplace_back();
@@ -107,14 +108,14 @@ void Rail::Push(const Op& op) {
   }
 }
 
-void Rail::PushMarker(uint64_t transfer) {
+void TcpRail::PushMarker(uint64_t transfer) {
   Outgoing marker;
   marker.head = {.kind = FrameKind::kFence, .transfer = transfer};
   // A marker overtakes frames that have not begun; those of its transfer were removed before.
   out_.insert(out_.begin() + (begun() ? 1 : 0), std::move(marker));
 }
 
-void Rail::EncodePrefix(Outgoing& frame) {
+void TcpRail::EncodePrefix(Outgoing& frame) {
   if (!frame.prefix.empty()) return;
   if (!spare_prefixes_.empty()) {
     frame.prefix = std::move(spare_prefixes_.back());
@@ -129,7 +130,7 @@ void Rail::EncodePrefix(Outgoing& frame) {
 }
 
 // Nothing of the frame was sent yet, so the walk through its payload is at the beginning.
-void Rail::EncodeRuns(Outgoing& frame) {
+void TcpRail::EncodeRuns(Outgoing& frame) {
   // Space for every run before merging; head.runs is their number so far.
   frame.prefix.resize(kFrameHeadBytes + frame.head.runs * kWireRunBytes);
   std::byte* at = frame.prefix.data() + kFrameHeadBytes;
@@ -149,7 +150,7 @@ void Rail::EncodeRuns(Outgoing& frame) {
 
 // The trailer is encoded again for each call, because a fence may have voided the frame since the
 // last one. Once a part of it was sent, the rest stays the same.
-void Rail::EncodeTrailer(Outgoing& frame, size_t sent) const {
+void TcpRail::EncodeTrailer(Outgoing& frame, size_t sent) const {
   if (sent > frame.prefix.size() + frame.head.bytes) return;
   Encode(Trailer{.valid = !frame.voided,
                  .has_immediate = frame.has_immediate,
@@ -159,8 +160,8 @@ void Rail::EncodeTrailer(Outgoing& frame, size_t sent) const {
 
 // The next pieces of the payload of `frame`, of which `sent` bytes have been sent; at most `limit`
 // bytes. Short runs are copied to `scratch`, as far as it suffices, to make one piece.
-size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> pieces,
-                           size_t limit, std::span<std::byte>& scratch) const {
+size_t TcpRail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> pieces,
+                              size_t limit, std::span<std::byte>& scratch) const {
   const size_t payload_sent = sent > frame.prefix.size() ? sent - frame.prefix.size() : 0;
   limit = std::min(limit, frame.head.bytes - std::min<size_t>(payload_sent, frame.head.bytes));
   if (frame.voided) return CutFiller(limit, pieces);
@@ -174,10 +175,10 @@ size_t Rail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iovec> 
 
 // The pieces of the frames that wait, from sent_ on, until all pieces are used or about `limit`
 // bytes of payload are reached. So small frames and small blocks share a system call.
-size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
+size_t TcpRail::Gather(std::span<iovec> pieces, size_t limit) {
   size_t n = 0;
   size_t sent = sent_;
-  std::span<std::byte> scratch = link_->scratch();
+  std::span<std::byte> scratch = endpoint_->scratch();
   for (Outgoing& frame : out_) {
     if (limit == 0 || pieces.size() - n < kMinFramePieces) break;
     EncodePrefix(frame);
@@ -201,7 +202,7 @@ size_t Rail::Gather(std::span<iovec> pieces, size_t limit) {
   return n;
 }
 
-void Rail::Advance(size_t bytes) {
+void TcpRail::Advance(size_t bytes) {
   while (bytes > 0) {
     Outgoing& frame = out_.front();
     const size_t prefix = frame.prefix.size();
@@ -219,7 +220,7 @@ void Rail::Advance(size_t bytes) {
   }
 }
 
-absl::Status Rail::Send(size_t budget) {
+absl::Status TcpRail::Send(size_t budget) {
   std::array<iovec, kMaxIovecs> pieces;
   while (writable() && budget > 0 && !out_.empty()) {
     const size_t n = Gather(pieces, budget);
@@ -229,7 +230,7 @@ absl::Status Rail::Send(size_t budget) {
     // The first bytes since the last check: begin to watch their acknowledgements.
     if (!watched_) {
       watched_ = true;
-      answered_ = link_->WatchAcknowledgements();
+      answered_ = endpoint_->WatchAcknowledgements();
     }
     budget -= std::min(budget, *sent);
     Advance(*sent);
@@ -237,7 +238,7 @@ absl::Status Rail::Send(size_t budget) {
   return absl::OkStatus();
 }
 
-void Rail::FinishFrame() {
+void TcpRail::FinishFrame() {
   Outgoing frame = std::move(out_.front());
   out_.pop_front();
   sent_ = 0;

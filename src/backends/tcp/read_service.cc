@@ -1,12 +1,12 @@
-// Rail: the accepting side serves reads. A checked request becomes a response frame in the rail's
-// queue and is sent from the region like any other frame. A rail that serves enough is not read, so
-// further requests wait at the peer.
+// TcpRail: the accepting side serves reads. A checked request becomes a response frame in the
+// rail's queue and is sent from the region like any other frame. A rail that serves enough is not
+// read, so further requests wait at the peer.
 
 #include <array>
 #include <memory>
 #include <utility>
 
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 #include "src/core/base/strings.h"
 
@@ -18,12 +18,12 @@ constexpr size_t kMaxServedFrames = 8;
 
 }  // namespace
 
-bool Rail::Paused() const {
-  return !link_->connecting() &&
+bool TcpRail::Paused() const {
+  return !endpoint_->connecting() &&
          (queued_bytes_ >= kMaxServedBytes || out_.size() >= kMaxServedFrames);
 }
 
-absl::Status Rail::OnReadRuns() {
+absl::Status TcpRail::OnReadRuns() {
   Outgoing response;
   response.head = {
       .kind = FrameKind::kReadResponse, .transfer = head_.transfer, .number = head_.number};
@@ -45,7 +45,7 @@ absl::Status Rail::OnReadRuns() {
 }
 
 // The runs that the peer asks for, after checking each of them.
-absl::StatusOr<std::unique_ptr<Rail::Served>> Rail::Serve() const {
+absl::StatusOr<std::unique_ptr<TcpRail::Served>> TcpRail::Serve() const {
   // A response has no remote addresses.
   static constexpr std::array<const RemoteKey*, 1> kNoKey{};
   auto served = std::make_unique<Served>();
@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Rail::Served>> Rail::Serve() const {
   served->regions.reserve(head_.runs);
   for (uint32_t i = 0; i < head_.runs; ++i) {
     const WireRun run = RunAt(i);
-    absl::StatusOr<const net::Region*> held = link_->regions().Check(run, Access::kRemoteRead);
+    absl::StatusOr<const net::Region*> held = endpoint_->regions().Check(run, Access::kRemoteRead);
     if (!held.ok()) return Annotate(held.status(), "remote read refused");
     served->blocks.push_back(
         {.local = run.address, .bytes = run.bytes, .local_region = i, .remote_region = 0});

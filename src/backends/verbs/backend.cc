@@ -283,13 +283,13 @@ absl::Status VerbsBackend::CheckRegions(const Device& device) const {
   return absl::OkStatus();
 }
 
-std::unique_ptr<net::ControlLink> VerbsBackend::Accept(net::Fd control, std::string from) {
+std::unique_ptr<net::ControlEndpoint> VerbsBackend::Accept(net::Fd control, std::string from) {
   return std::make_unique<VerbsAcceptedEndpoint>(this, std::move(control), std::move(from));
 }
 
 std::vector<VerbsEndpoint*> VerbsBackend::Endpoints() const {
   std::vector<VerbsEndpoint*> out;
-  for (net::ControlLink* endpoint : hub_.links()) {
+  for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
     out.push_back(static_cast<VerbsEndpoint*>(endpoint));
   }
   return out;

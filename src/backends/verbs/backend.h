@@ -28,7 +28,7 @@
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/topology.h"
 #include "src/cuda/arrival_flusher.h"
-#include "src/transport/link_hub.h"
+#include "src/transport/endpoint_hub.h"
 #include "src/transport/open_registrations.h"
 #include "src/transport/sockets/address.h"
 
@@ -41,7 +41,7 @@ class VerbsRail;
 // The most bytes of one op, and of one message of a device.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
 
-class VerbsBackend final : public Backend, private net::LinkHub::Owner, private Device::Listener {
+class VerbsBackend final : public Backend, private net::EndpointHub::Client, private Device::Listener {
  public:
   // One of the ports in the list that peers receive, in the order of that list.
   struct PortRef {
@@ -70,7 +70,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   bool Arm() override;
 
   // --- for endpoints, rails and registrations ---
-  net::LinkHub& hub() { return hub_; }
+  net::EndpointHub& hub() { return hub_; }
   RequestPool& requests() { return requests_; }
   // For endpoints that dial, and for accepted ones.
   Scratch& dialled_scratch() { return dialled_scratch_; }
@@ -134,7 +134,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   size_t MaxOpPieces() const;
   // The address of the peer, if it can be reached from here.
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
-  std::unique_ptr<net::ControlLink> Accept(net::Fd control, std::string from) override;
+  std::unique_ptr<net::ControlEndpoint> Accept(net::Fd control, std::string from) override;
   std::optional<Time> deadline() const override { return destroyer_.deadline(); }
   void OnDeadline(Time now) override { destroyer_.OnDeadline(now); }
   void OnSendDone(Device& device, const ibv_wc& wc) override;
@@ -150,7 +150,7 @@ class VerbsBackend final : public Backend, private net::LinkHub::Owner, private 
   const Sysfs sysfs_;
   BackendInfo info_;
   const std::unique_ptr<Ibv> ibv_;
-  net::LinkHub hub_;
+  net::EndpointHub hub_;
   RequestPool requests_;
   std::vector<std::unique_ptr<Device>> devices_;  // constant from Create to the end
   DestroyQueue destroyer_;

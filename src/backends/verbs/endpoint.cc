@@ -7,10 +7,10 @@
 namespace kvxfer::verbs {
 
 VerbsEndpoint::VerbsEndpoint(VerbsBackend* backend, net::PeerAddress peer)
-    : ControlLink(&backend->hub(), std::move(peer)), backend_(backend) {}
+    : ControlEndpoint(&backend->hub(), std::move(peer)), backend_(backend) {}
 
 VerbsEndpoint::VerbsEndpoint(VerbsBackend* backend, net::Fd control, std::string from)
-    : ControlLink(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
+    : ControlEndpoint(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
 
 VerbsEndpoint::~VerbsEndpoint() {
   if (backend_ != nullptr) backend_->destroyer().Forget(this);

@@ -17,13 +17,13 @@
 #include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/setup_queue.h"
-#include "src/transport/control_link.h"
+#include "src/transport/control_endpoint.h"
 
 namespace kvxfer::verbs {
 
 class VerbsBackend;
 
-class VerbsEndpoint : public net::ControlLink,
+class VerbsEndpoint : public net::ControlEndpoint,
                       public SetupQueue::Client,
                       public DestroyQueue::Client {
  public:
@@ -44,7 +44,7 @@ class VerbsEndpoint : public net::ControlLink,
   VerbsEndpoint(VerbsBackend* backend, net::Fd control, std::string from);
 
   virtual absl::Status OnDecoded(Blob& blob) = 0;
-  void Tell(const Blob& blob) { ControlLink::Tell(Encode(blob)); }
+  void Tell(const Blob& blob) { ControlEndpoint::Tell(Encode(blob)); }
 
   VerbsBackend* backend_;  // null once detached
 

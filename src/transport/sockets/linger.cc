@@ -8,7 +8,8 @@
 namespace kvxfer::net {
 namespace {
 
-// A peer that keeps sending must not keep Poll from other work, or from this link's own time-out.
+// A peer that keeps sending must not keep Poll from other work, or from this endpoint's own
+// time-out.
 constexpr int kReadsPerTurn = 16;
 
 }  // namespace

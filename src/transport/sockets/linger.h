@@ -1,6 +1,6 @@
-// Keeps the sockets of a link that this side has closed until the peer has read the reason. Closing
-// them at once would reset the connection, and the reset would overtake the last messages. Received
-// bytes are dropped.
+// Keeps the sockets of an endpoint that this side has closed until the peer has read the reason.
+// Closing them at once would reset the connection, and the reset would overtake the last messages.
+// Received bytes are dropped.
 //
 // Thread-safety: none; used by the agent's driving thread.
 
@@ -42,7 +42,7 @@ class Linger final : public Watcher {
   const Time deadline_;
 };
 
-// The lingering links of one backend. Beyond kMax the oldest is closed.
+// The lingering endpoints of one backend. Beyond kMax the oldest is closed.
 class Lingerers {
  public:
   static constexpr size_t kMax = 64;

@@ -22,7 +22,7 @@ size_t TotalBytes(std::span<const iovec> pieces) {
 Stream::~Stream() { Release(); }
 
 absl::Status Stream::Attach(Fd fd) {
-  if (absl::Status added = owner_->reactor().Add(fd.get(), this); !added.ok()) return added;
+  if (absl::Status added = client_->reactor().Add(fd.get(), this); !added.ok()) return added;
   fd_ = std::move(fd);
   readable_ = writable_ = true;
   hung_up_ = false;
@@ -30,14 +30,14 @@ absl::Status Stream::Attach(Fd fd) {
 }
 
 void Stream::Adopt(Fd fd) {
-  owner_->reactor().Change(fd.get(), this);
+  client_->reactor().Change(fd.get(), this);
   fd_ = std::move(fd);
   readable_ = writable_ = true;
   hung_up_ = false;
 }
 
 Fd Stream::Release() {
-  if (fd_.valid()) owner_->reactor().Remove(fd_.get());
+  if (fd_.valid()) client_->reactor().Remove(fd_.get());
   readable_ = writable_ = hung_up_ = false;
   return std::move(fd_);
 }
@@ -47,7 +47,7 @@ void Stream::OnReady(uint32_t events) {
   if (events & kHangUp) hung_up_ = true;
   if (events & (EPOLLIN | kHangUp)) readable_ = true;
   if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) writable_ = true;
-  owner_->Activate();
+  client_->Activate();
 }
 
 absl::StatusOr<size_t> Stream::Write(std::span<iovec> pieces) {

@@ -1,4 +1,4 @@
-// One connected socket of a link, with its readiness flags.
+// One connected socket of an endpoint, with its readiness flags.
 //
 // Thread-safety: none; used by the agent's driving thread.
 
@@ -19,9 +19,9 @@
 namespace kvxfer::net {
 
 // The object that a stream belongs to.
-class StreamOwner {
+class StreamClient {
  public:
-  virtual ~StreamOwner() = default;
+  virtual ~StreamClient() = default;
   virtual Reactor& reactor() = 0;
   // Called when one of its streams may have work.
   virtual void Activate() = 0;
@@ -29,7 +29,7 @@ class StreamOwner {
 
 class Stream : public Watcher {
  public:
-  explicit Stream(StreamOwner* owner) : owner_(owner) {}
+  explicit Stream(StreamClient* client) : client_(client) {}
   ~Stream() override;
 
   bool attached() const { return fd_.valid(); }
@@ -54,7 +54,7 @@ class Stream : public Watcher {
   absl::StatusOr<size_t> Read(std::span<iovec> pieces);
 
  private:
-  StreamOwner* const owner_;
+  StreamClient* const client_;
   Fd fd_;
   bool readable_ = false;
   bool writable_ = false;

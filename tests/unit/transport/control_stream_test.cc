@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kPayloadBytes = 1000;
 
-class NetControlStream : public ::testing::Test, public StreamOwner {
+class NetControlStream : public ::testing::Test, public StreamClient {
  protected:
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(reactor_, Reactor::Create());

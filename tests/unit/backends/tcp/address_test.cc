@@ -134,18 +134,19 @@ TEST(TcpFrames, HeadsBeyondTheBoundsAreRefused) {
 }
 
 TEST(TcpFrames, ALostRailIsToldWithItsLifeAndWhy) {
-  const std::string text = tcp::Encode(tcp::RailLost{.rail = 3, .life = 0x01020304, .why = "gone"});
+  const std::string text =
+      tcp::Encode(tcp::StreamLost{.rail = 3, .life = 0x01020304, .why = "gone"});
   const std::span<const std::byte> bytes = std::as_bytes(std::span(text));
-  const auto got = tcp::DecodeRailLost(bytes);
+  const auto got = tcp::DecodeStreamLost(bytes);
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->rail, 3);
   EXPECT_EQ(got->life, 0x01020304u);
   EXPECT_EQ(got->why, "gone");
-  EXPECT_FALSE(tcp::DecodeRailLost(bytes.first(7)).ok());
-  const std::string longest = tcp::Encode(tcp::RailLost{.why = std::string(5000, 'x')});
-  EXPECT_TRUE(tcp::DecodeRailLost(std::as_bytes(std::span(longest))).ok());
+  EXPECT_FALSE(tcp::DecodeStreamLost(bytes.first(7)).ok());
+  const std::string longest = tcp::Encode(tcp::StreamLost{.why = std::string(5000, 'x')});
+  EXPECT_TRUE(tcp::DecodeStreamLost(std::as_bytes(std::span(longest))).ok());
   const std::string longer = longest + "x";
-  EXPECT_FALSE(tcp::DecodeRailLost(std::as_bytes(std::span(longer))).ok());
+  EXPECT_FALSE(tcp::DecodeStreamLost(std::as_bytes(std::span(longer))).ok());
 }
 
 TEST(TcpFrames, OnlyADataStreamHasALife) {

@@ -1,26 +1,26 @@
-// Link: fences. A fence sends a marker on every stream that is up; nothing of the transfer follows
-// the marker on its stream. The marker on the control stream names, for each rail, the last life
-// that may have carried the transfer. So a stream that breaks before its marker was sent is not
-// waited for, and a later life is not mistaken for it.
+// TcpEndpoint: fences. A fence sends a marker on every stream that is up; nothing of the transfer
+// follows the marker on its stream. The marker on the control stream names, for each rail, the last
+// life that may have carried the transfer. So a stream that breaks before its marker was sent is
+// not waited for, and a later life is not mistaken for it.
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 
 namespace kvxfer::tcp {
 
-void Link::Fence(FenceScope scope) {
+void TcpEndpoint::Fence(FenceScope scope) {
   if (scope.transfer == FenceScope::kEveryTransfer) return FenceRail(scope.rail);
   FenceTransfer(scope.transfer);
 }
 
-void Link::EmitFenced(FenceScope scope, uint32_t answers) {
+void TcpEndpoint::EmitFenced(FenceScope scope, uint32_t answers) {
   for (; answers > 0; --answers) {
     sink().Say(EventKind::kFenced, this, scope.transfer, {}, scope.rail);
   }
 }
 
-void Link::FenceTransfer(uint64_t transfer) {
+void TcpEndpoint::FenceTransfer(uint64_t transfer) {
   if (down()) return;
   if (side_ == Side::kAccepting) {
     for (const auto& rail : rails_) rail->Discard(transfer);
@@ -39,7 +39,7 @@ void Link::FenceTransfer(uint64_t transfer) {
   EmitFenced({.transfer = transfer});
 }
 
-void Link::OnMarker(uint64_t transfer, uint32_t rail, std::span<const uint32_t> through) {
+void TcpEndpoint::OnMarker(uint64_t transfer, uint32_t rail, std::span<const uint32_t> through) {
   EmitFenced({.transfer = transfer}, fences_.OnMarker(transfer, rail, through));
 }
 

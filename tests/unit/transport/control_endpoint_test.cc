@@ -1,5 +1,5 @@
 // Two hubs in one thread, whose links have a control stream and no data.
-#include "src/transport/control_link.h"
+#include "src/transport/control_endpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/transport/link_hub.h"
+#include "src/transport/endpoint_hub.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -28,11 +28,11 @@ std::string Text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-class TestLink final : public ControlLink {
+class TestEndpoint final : public ControlEndpoint {
  public:
-  TestLink(LinkHub* hub, PeerAddress peer) : ControlLink(hub, std::move(peer)) {}
-  TestLink(LinkHub* hub, Fd control, std::string from)
-      : ControlLink(hub, std::move(control), std::move(from)) {}
+  TestEndpoint(EndpointHub* hub, PeerAddress peer) : ControlEndpoint(hub, std::move(peer)) {}
+  TestEndpoint(EndpointHub* hub, Fd control, std::string from)
+      : ControlEndpoint(hub, std::move(control), std::move(from)) {}
 
   EndpointInfo Describe() const override { return {.path = Name()}; }
   void Authorize() override {}
@@ -44,7 +44,7 @@ class TestLink final : public ControlLink {
   }
 
   void SayHello() override {
-    if (has_hello) ControlLink::Tell("hello");
+    if (has_hello) ControlEndpoint::Tell("hello");
   }
   absl::Status OnFrame(std::span<const std::byte> frame) override {
     if (Text(frame) == "nonsense") return absl::InvalidArgumentError("nonsense");
@@ -59,8 +59,8 @@ class TestLink final : public ControlLink {
     data_deadline.reset();
     ++deadlines;
   }
-  using ControlLink::FinishDown;
-  using ControlLink::Tell;
+  using ControlEndpoint::FinishDown;
+  using ControlEndpoint::Tell;
 
   bool has_hello = true;
   bool quiet = true;
@@ -70,7 +70,7 @@ class TestLink final : public ControlLink {
   std::vector<std::string> frames;
 };
 
-struct Node final : LinkHub::Owner {
+struct Node final : EndpointHub::Client {
   explicit Node(Duration connect_timeout = kAmple, Service service = Service{1})
       : hub({.backend = "test",
              .service = service,
@@ -80,16 +80,16 @@ struct Node final : LinkHub::Owner {
     EXPECT_OK(hub.Open());
     EXPECT_OK(hub.Listen(AgentOptions{}, "", "`test.listen`"));
   }
-  std::unique_ptr<ControlLink> Accept(Fd control, std::string from) override {
-    auto link = std::make_unique<TestLink>(&hub, std::move(control), std::move(from));
+  std::unique_ptr<ControlEndpoint> Accept(Fd control, std::string from) override {
+    auto link = std::make_unique<TestEndpoint>(&hub, std::move(control), std::move(from));
     link->has_hello = says_hello;
     return link;
   }
-  std::unique_ptr<TestLink> Connect(const Node& to, std::optional<Incarnation> meant = {}) {
+  std::unique_ptr<TestEndpoint> Connect(const Node& to, std::optional<Incarnation> meant = {}) {
     absl::StatusOr<PeerAddress> peer = DecodeReachable(to.hub.Address(), HostIdentity{}, {});
     EXPECT_OK(peer.status());
     peer->incarnation = meant.value_or(to.incarnation);
-    auto link = std::make_unique<TestLink>(&hub, *std::move(peer));
+    auto link = std::make_unique<TestEndpoint>(&hub, *std::move(peer));
     hub.Dial(link.get());
     return link;
   }
@@ -100,7 +100,7 @@ struct Node final : LinkHub::Owner {
     for (Event& event : std::span(events).first(count)) {
       kinds.push_back(event.kind);
       if (event.accepted != nullptr) {
-        accepted.emplace_back(static_cast<TestLink*>(event.accepted.release()));
+        accepted.emplace_back(static_cast<TestEndpoint*>(event.accepted.release()));
       }
       if (event.kind == EventKind::kMessage) messages.push_back(Text(event.message));
       if (event.kind == EventKind::kDown) why = event.status;
@@ -110,8 +110,8 @@ struct Node final : LinkHub::Owner {
 
   const Incarnation incarnation = Incarnation::Random();
   bool says_hello = true;
-  LinkHub hub;
-  std::vector<std::unique_ptr<TestLink>> accepted;
+  EndpointHub hub;
+  std::vector<std::unique_ptr<TestEndpoint>> accepted;
   std::vector<EventKind> kinds;
   std::vector<std::string> messages;
   absl::Status why;  // of the last kDown
@@ -141,15 +141,15 @@ struct Pair {
     out = initiator.Connect(target);
     return net::Until(initiator, target, [&] { return out->up() && !target.accepted.empty(); });
   }
-  TestLink& in() { return *target.accepted.front(); }
+  TestEndpoint& in() { return *target.accepted.front(); }
   bool Until(const std::function<bool()>& done) { return net::Until(initiator, target, done); }
 
   Node initiator;
   Node target;
-  std::unique_ptr<TestLink> out;
+  std::unique_ptr<TestEndpoint> out;
 };
 
-TEST(NetControlLink, IsUpOnceTheHelloHasCome) {
+TEST(NetControlEndpoint, IsUpOnceTheHelloHasCome) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   EXPECT_EQ(pair.initiator.kinds, std::vector{EventKind::kConnected});
@@ -158,7 +158,7 @@ TEST(NetControlLink, IsUpOnceTheHelloHasCome) {
   EXPECT_EQ(pair.out->Describe().path, pair.target.hub.ListenAddress());
 }
 
-TEST(NetControlLink, CarriesMessagesAndFramesBothWaysInOrder) {
+TEST(NetControlEndpoint, CarriesMessagesAndFramesBothWaysInOrder) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   EXPECT_TRUE(pair.out->Send(Bytes("one")));
@@ -171,7 +171,7 @@ TEST(NetControlLink, CarriesMessagesAndFramesBothWaysInOrder) {
   EXPECT_EQ(pair.in().frames, std::vector<std::string>{"frame"});
 }
 
-TEST(NetControlLink, MessagesThatFindNoRoomAreRefusedAndWhatWasTakenArrives) {
+TEST(NetControlEndpoint, MessagesThatFindNoRoomAreRefusedAndWhatWasTakenArrives) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   const std::string message(kMaxMessageBytes, 'm');
@@ -183,7 +183,7 @@ TEST(NetControlLink, MessagesThatFindNoRoomAreRefusedAndWhatWasTakenArrives) {
   EXPECT_TRUE(pair.out->Send(Bytes(message)));
 }
 
-TEST(NetControlLink, ShutdownTellsThePeerWhy) {
+TEST(NetControlEndpoint, ShutdownTellsThePeerWhy) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   pair.out->Shutdown(absl::CancelledError("enough"));
@@ -196,7 +196,7 @@ TEST(NetControlLink, ShutdownTellsThePeerWhy) {
   EXPECT_THAT(std::string(pair.initiator.why.message()), HasSubstr("test peer 127.0.0.1:"));
 }
 
-TEST(NetControlLink, DownWaitsUntilTheDataIsQuiet) {
+TEST(NetControlEndpoint, DownWaitsUntilTheDataIsQuiet) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   pair.in().quiet = false;
@@ -211,7 +211,7 @@ TEST(NetControlLink, DownWaitsUntilTheDataIsQuiet) {
   EXPECT_EQ(std::ranges::count(pair.target.kinds, EventKind::kDown), 1);
 }
 
-TEST(NetControlLink, AFrameThatMakesNoSenseEndsTheLinkAndThePeerHearsIt) {
+TEST(NetControlEndpoint, AFrameThatMakesNoSenseEndsTheLinkAndThePeerHearsIt) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   pair.out->Tell("nonsense");
@@ -220,7 +220,7 @@ TEST(NetControlLink, AFrameThatMakesNoSenseEndsTheLinkAndThePeerHearsIt) {
   EXPECT_THAT(std::string(pair.initiator.why.message()), HasSubstr("nonsense"));
 }
 
-TEST(NetControlLink, APeerThatGoesIsNoticed) {
+TEST(NetControlEndpoint, APeerThatGoesIsNoticed) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   pair.target.accepted.clear();
@@ -228,7 +228,7 @@ TEST(NetControlLink, APeerThatGoesIsNoticed) {
   EXPECT_EQ(pair.initiator.why.code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(NetControlLink, APeerThatDoesNotSayHelloIsGivenUp) {
+TEST(NetControlEndpoint, APeerThatDoesNotSayHelloIsGivenUp) {
   Node initiator(std::chrono::milliseconds(300));
   Node target;
   target.says_hello = false;
@@ -238,7 +238,7 @@ TEST(NetControlLink, APeerThatDoesNotSayHelloIsGivenUp) {
   EXPECT_EQ(initiator.why.code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(NetControlLink, AMessageBeforeTheHelloEndsTheLink) {
+TEST(NetControlEndpoint, AMessageBeforeTheHelloEndsTheLink) {
   Node initiator;
   Node target;
   target.says_hello = false;
@@ -249,7 +249,7 @@ TEST(NetControlLink, AMessageBeforeTheHelloEndsTheLink) {
   EXPECT_EQ(initiator.why.code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(NetControlLink, AnotherIncarnationIsToldApart) {
+TEST(NetControlEndpoint, AnotherIncarnationIsToldApart) {
   Node initiator;
   Node target;
   auto link = initiator.Connect(target, Incarnation::Random());
@@ -258,7 +258,7 @@ TEST(NetControlLink, AnotherIncarnationIsToldApart) {
   EXPECT_TRUE(target.kinds.empty());
 }
 
-TEST(NetControlLink, WhoMeansAnotherBackendIsNotAccepted) {
+TEST(NetControlEndpoint, WhoMeansAnotherBackendIsNotAccepted) {
   Node initiator(kAmple, Service{0});
   Node target;
   auto link = initiator.Connect(target);
@@ -266,7 +266,7 @@ TEST(NetControlLink, WhoMeansAnotherBackendIsNotAccepted) {
   EXPECT_TRUE(target.kinds.empty());
 }
 
-TEST(NetControlLink, DeadlinesOfItsDataAreKept) {
+TEST(NetControlEndpoint, DeadlinesOfItsDataAreKept) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   pair.out->data_deadline = Now() + std::chrono::milliseconds(20);
@@ -275,8 +275,8 @@ TEST(NetControlLink, DeadlinesOfItsDataAreKept) {
   ASSERT_TRUE(pair.Until([&] { return pair.out->deadlines == 1; }));
 }
 
-TEST(NetControlLink, LinksMayOutliveTheirHub) {
-  std::unique_ptr<TestLink> out;
+TEST(NetControlEndpoint, LinksMayOutliveTheirHub) {
+  std::unique_ptr<TestEndpoint> out;
   {
     Pair pair;
     ASSERT_TRUE(pair.Connect());
@@ -288,9 +288,9 @@ TEST(NetControlLink, LinksMayOutliveTheirHub) {
   out->Shutdown(absl::OkStatus());
 }
 
-TEST(NetLinkHub, ListensWhereItsOptionSays) {
+TEST(NetEndpointHub, ListensWhereItsOptionSays) {
   Node node;
-  LinkHub other({.backend = "test"}, &node);
+  EndpointHub other({.backend = "test"}, &node);
   ASSERT_OK(other.Open());
   const absl::Status taken =
       other.Listen(AgentOptions{}, node.hub.ListenAddress(), "`test.listen`");
@@ -303,11 +303,11 @@ TEST(NetLinkHub, ListensWhereItsOptionSays) {
               HasSubstr("`listen`"));
 }
 
-TEST(NetLinkHub, WhatIsAdvertisedHasItsOwnPort) {
+TEST(NetEndpointHub, WhatIsAdvertisedHasItsOwnPort) {
   Node node;
   AgentOptions options;
   for (const char* advertise : {"127.0.0.1:9", "127.0.0.1", "[::1]:9", "[::1]", "::1"}) {
-    LinkHub hub({.backend = "test"}, &node);
+    EndpointHub hub({.backend = "test"}, &node);
     ASSERT_OK(hub.Open());
     options.advertise = advertise;
     ASSERT_OK(hub.Listen(options, "", "")) << advertise;

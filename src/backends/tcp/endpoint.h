@@ -1,18 +1,18 @@
 // A connection to one peer: one control stream and rails() data streams.
 //
 // States on the connecting side: kDialling (until the control stream is welcomed), kJoining (data
-// streams join), kUp, kDown. States on the accepting side: kJoining, kUp, kDown; the link belongs
-// to the backend until it is up, then to the agent. Once it is kDown, it no longer writes or reads
-// local memory.
+// streams join), kUp, kDown. States on the accepting side: kJoining, kUp, kDown; the endpoint
+// belongs to the backend until it is up, then to the agent. Once it is kDown, it no longer writes
+// or reads local memory.
 //
 // A data stream that breaks takes only its rail out of use. The end of the control stream, or a
-// violation of the protocol on any stream, takes the link down. Closing the socket is the fence of
-// a rail: afterwards the accepting side writes nothing that is still under way on it.
+// violation of the protocol on any stream, takes the endpoint down. Closing the socket is the fence
+// of a rail: afterwards the accepting side writes nothing that is still under way on it.
 //
 // Thread-safety: none; called by the agent's driver only.
 
-#ifndef KVXFER_BACKENDS_TCP_LINK_H_
-#define KVXFER_BACKENDS_TCP_LINK_H_
+#ifndef KVXFER_BACKENDS_TCP_ENDPOINT_H_
+#define KVXFER_BACKENDS_TCP_ENDPOINT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -40,13 +40,13 @@ namespace kvxfer::tcp {
 
 class TcpBackend;
 
-class Link final : public Endpoint, public net::StreamOwner {
+class TcpEndpoint final : public Endpoint, public net::StreamClient {
  public:
   // Connecting side. Call Dial next.
-  Link(TcpBackend* backend, net::PeerAddress peer, Paths paths);
+  TcpEndpoint(TcpBackend* backend, net::PeerAddress peer, Paths paths);
   // Accepting side, with the control stream's socket, which is watched already.
-  Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails, LinkId id);
-  ~Link() override;
+  TcpEndpoint(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails, LinkId id);
+  ~TcpEndpoint() override;
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
@@ -62,11 +62,12 @@ class Link final : public Endpoint, public net::StreamOwner {
   // --- for the backend ---
   void Dial();
   // Accepting side: takes the socket of the data stream that `preamble` names, which is watched
-  // already. False: the stream belongs to another link or to an earlier life, and `*fd` is left
+  // already. False: the stream belongs to another endpoint or to an earlier life, and `*fd` is left
   // alone.
   bool Join(const Preamble& preamble, net::Fd* fd);
   bool joining() const { return state_ == State::kJoining; }
-  // The first data stream has joined: notifies the peer. The caller reports the link to the agent.
+  // The first data stream has joined: notifies the peer. The caller reports the endpoint to the
+  // agent.
   void GoUp();
   // One turn: a bounded amount of all work that is due.
   void Work();
@@ -92,8 +93,8 @@ class Link final : public Endpoint, public net::StreamOwner {
   net::RegionMap& regions();
   std::span<std::byte> scratch();
   void Activate() override;
-  // Reads the control stream. False: messages arrived, or the link went down. The agent must see
-  // the messages before more data is written to memory.
+  // Reads the control stream. False: messages arrived, or the endpoint went down. The agent must
+  // see the messages before more data is written to memory.
   bool ControlIsQuiet();
   // Bytes were sent whose acknowledgements must be watched. Returns the current time.
   Time WatchAcknowledgements();
@@ -109,7 +110,7 @@ class Link final : public Endpoint, public net::StreamOwner {
 
   std::string Name() const;
   void ReleaseStreams();
-  // Ends the link: completes its ops and notifies the agent, and the peer if `tell`.
+  // Ends the endpoint: completes its ops and notifies the agent, and the peer if `tell`.
   void Down(absl::Status why, bool tell);
   // Down because of an error on a stream. The peer is notified unless the network failed.
   void Fail(const absl::Status& status, std::string_view stream);
@@ -140,11 +141,11 @@ class Link final : public Endpoint, public net::StreamOwner {
   void RailIsUp(uint32_t rail);
   void RailTimers(Time now);
   void CheckAcknowledgements(Time now);
-  // A stream failed with `status`: takes the rail out of use, or the link down.
+  // A stream failed with `status`: takes the rail out of use, or the endpoint down.
   void RailFailed(uint32_t rail, const absl::Status& status);
   void DropHungUp();
   void CloseEnd(uint32_t rail, const absl::Status& why);
-  absl::Status OnRailLost(std::span<const std::byte> frame);
+  absl::Status OnStreamLost(std::span<const std::byte> frame);
 
   void WorkUp();
   void SendRails();
@@ -154,7 +155,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   Control OnControlFrame(const net::ControlStream::Frame& frame);
 
   absl::Status CheckOp(const Op& op) const;
-  void SendPosted(Rail& rail);
+  void SendPosted(TcpRail& rail);
 
   // link_inline.cc
   bool PostInline(const Op& op);
@@ -163,7 +164,7 @@ class Link final : public Endpoint, public net::StreamOwner {
   absl::Status OnInlineFrame(std::span<const std::byte> frame);
   absl::Status LandInline(const FrameHead& head, std::span<const std::byte> runs,
                           std::span<const std::byte> payload);
-  // A write arrived on the control stream and must wait until the link is authorised.
+  // A write arrived on the control stream and must wait until the endpoint is authorised.
   bool HoldsInline() const;
 
   TcpBackend* backend_;
@@ -181,11 +182,11 @@ class Link final : public Endpoint, public net::StreamOwner {
   std::vector<RailLife> lives_;          // connecting side, for each rail
   std::optional<Time> join_by_;          // while joining: when to go up with the rails that are up
   Time give_up_{};                       // while joining: when to give up
-  bool ready_ = false;                   // connecting side: the target has reported the link
+  bool ready_ = false;                   // connecting side: the target has reported the endpoint
   std::optional<Time> look_at_;          // when to look at the acknowledgements
-  std::vector<std::unique_ptr<Rail>> rails_;
+  std::vector<std::unique_ptr<TcpRail>> rails_;
   FenceBook fences_;
-  uint64_t message_poll_ = 0;  // the Poll that last reported messages of this link
+  uint64_t message_poll_ = 0;  // the Poll that last reported messages of this endpoint
   size_t turn_ = 0;            // the rail that goes first in the next turn
   uint32_t passed_over_ = 0;   // Polls in a row in which messages kept data streams unread
   bool landing_due_ = false;   // the next read of a data stream does not ask for messages first
@@ -193,4 +194,4 @@ class Link final : public Endpoint, public net::StreamOwner {
 
 }  // namespace kvxfer::tcp
 
-#endif  // KVXFER_BACKENDS_TCP_LINK_H_
+#endif  // KVXFER_BACKENDS_TCP_ENDPOINT_H_

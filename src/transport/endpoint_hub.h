@@ -1,13 +1,13 @@
 // What the control streams of one backend share if its data does not travel over TCP: one epoll
-// set, a listener, the links, their events and their timers.
+// set, a listener, the endpoints, their events and their timers.
 //
 // A backend's Poll consists of Begin, the backend's own devices, Work, and End.
 //
-// Lifetime: links may outlive the hub; after Close they are useless.
+// Lifetime: endpoints may outlive the hub; after Close they are useless.
 // Thread-safety: none; used by the agent's driving thread.
 
-#ifndef KVXFER_TRANSPORT_LINK_HUB_H_
-#define KVXFER_TRANSPORT_LINK_HUB_H_
+#ifndef KVXFER_TRANSPORT_ENDPOINT_HUB_H_
+#define KVXFER_TRANSPORT_ENDPOINT_HUB_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -30,17 +30,17 @@
 
 namespace kvxfer::net {
 
-class ControlLink;
+class ControlEndpoint;
 
-class LinkHub final : private Listener::Acceptor {
+class EndpointHub final : private Listener::Acceptor {
  public:
   // The backend that uses the hub.
-  class Owner {
+  class Client {
    public:
-    virtual ~Owner() = default;
+    virtual ~Client() = default;
     // A peer has connected; `control` is watched, and the welcome was sent.
-    virtual std::unique_ptr<ControlLink> Accept(Fd control, std::string from) = 0;
-    // The backend's own deadline, beside those of links; asked in every turn.
+    virtual std::unique_ptr<ControlEndpoint> Accept(Fd control, std::string from) = 0;
+    // The backend's own deadline, beside those of endpoints; asked in every turn.
     virtual std::optional<Time> deadline() const { return std::nullopt; }
     virtual void OnDeadline(Time /*now*/) {}
   };
@@ -51,8 +51,9 @@ class LinkHub final : private Listener::Acceptor {
     Duration connect_timeout{};
   };
 
-  LinkHub(Settings settings, Owner* owner) : settings_(std::move(settings)), owner_(owner) {}
-  ~LinkHub() override { Close(); }
+  EndpointHub(Settings settings, Client* client)
+      : settings_(std::move(settings)), client_(client) {}
+  ~EndpointHub() override { Close(); }
 
   // Must be called first.
   absl::Status Open();
@@ -60,14 +61,14 @@ class LinkHub final : private Listener::Acceptor {
   // listens at any free port of the host of `options.listen`.
   absl::Status Listen(const AgentOptions& options, const std::string& own,
                       std::string_view own_name);
-  // Detaches every link, and drops the events that were not reported.
+  // Detaches every endpoint, and drops the events that were not reported.
   void Close();
 
   // What peers need to connect (src/transport/sockets/address.h), and "host:port".
   std::string Address() const { return EncodeAddress({settings_.incarnation, advertised_}); }
   std::string ListenAddress() const { return listener_->address().ToString(); }
-  // Starts connecting a link that the backend has made.
-  void Dial(ControlLink* link);
+  // Starts connecting an endpoint that the backend has made.
+  void Dial(ControlEndpoint* endpoint);
 
   // --- turns ---
   // False: waiting events fill `out`, and Work must not be called.
@@ -80,35 +81,35 @@ class LinkHub final : private Listener::Acceptor {
   void SetTimer();
   int fd() const { return reactor_->fd(); }
 
-  // --- for the backend and its links ---
+  // --- for the backend and its endpoints ---
   const Settings& settings() const { return settings_; }
   Reactor& reactor() { return *reactor_; }
   EventSink& sink() { return sink_; }
-  // All links that are not destroyed.
-  const std::vector<ControlLink*>& links() const { return links_; }
+  // All endpoints that are not destroyed.
+  const std::vector<ControlEndpoint*>& endpoints() const { return endpoints_; }
   // Counts the calls of Begin.
   uint64_t poll_number() const { return poll_number_; }
   void TimersChanged() { timers_changed_ = true; }
-  void Activate(ControlLink* link);
-  void Forget(ControlLink* link);
+  void Activate(ControlEndpoint* endpoint);
+  void Forget(ControlEndpoint* endpoint);
   void Linger(Fd control, std::string queued);
 
  private:
   void OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) override;
-  void WorkLinks();
+  void WorkEndpoints();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
-  // Deadlines of the listener and the owner, which do not report changes.
+  // Deadlines of the listener and the client, which do not report changes.
   std::optional<Time> UnreportedDeadline() const;
 
   const Settings settings_;
-  Owner* const owner_;
+  Client* const client_;
   std::unique_ptr<Reactor> reactor_;
   EventSink sink_;
   std::vector<SocketAddress> advertised_;
   uint64_t poll_number_ = 0;
-  std::vector<ControlLink*> links_;
-  std::vector<ControlLink*> active_;  // links that may have work
+  std::vector<ControlEndpoint*> endpoints_;
+  std::vector<ControlEndpoint*> active_;  // endpoints that may have work
   Lingerers lingering_;
   bool timers_changed_ = false;
   std::optional<Time> next_deadline_;
@@ -117,4 +118,4 @@ class LinkHub final : private Listener::Acceptor {
 
 }  // namespace kvxfer::net
 
-#endif  // KVXFER_TRANSPORT_LINK_HUB_H_
+#endif  // KVXFER_TRANSPORT_ENDPOINT_HUB_H_

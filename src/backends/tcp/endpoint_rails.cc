@@ -1,11 +1,11 @@
-// Link: rails that come up, fail alone, and come back.
+// TcpEndpoint: rails that come up, fail alone, and come back.
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
 
@@ -22,13 +22,13 @@ constexpr Duration kLookInterval = std::chrono::milliseconds(500);
 
 }  // namespace
 
-EndpointInfo Link::Describe() const {
+EndpointInfo TcpEndpoint::Describe() const {
   EndpointInfo info{.path = DescribePath()};
   for (uint32_t i = 0; i < rails(); ++i) info.rails.push_back(DescribeRail(i));
   return info;
 }
 
-RailInfo Link::DescribeRail(uint32_t rail) const {
+RailInfo TcpEndpoint::DescribeRail(uint32_t rail) const {
   RailInfo info{.up = up() && rails_[rail]->up()};
   if (rail >= lives_.size() || !paths_->named()) return info;
   info.bytes_per_second = paths_->Mbps(lives_[rail].pair()) * 1e6 / 8;
@@ -36,7 +36,7 @@ RailInfo Link::DescribeRail(uint32_t rail) const {
   return info;
 }
 
-std::string Link::DescribePath() const {
+std::string TcpEndpoint::DescribePath() const {
   std::string out =
       absl::StrCat(Name(), ", ", rails_.size(), rails_.size() == 1 ? " stream" : " streams");
   for (uint32_t i = 0; i < lives_.size(); ++i) {
@@ -50,11 +50,11 @@ std::string Link::DescribePath() const {
   return out;
 }
 
-std::string Link::PathOf(uint32_t rail) const {
+std::string TcpEndpoint::PathOf(uint32_t rail) const {
   return paths_->Name(lives_[rail].pair(), dialler_->address());
 }
 
-std::string Link::Where(uint32_t rail) const {
+std::string TcpEndpoint::Where(uint32_t rail) const {
   const std::string stream = absl::StrCat("tcp peer ", Name(), ", data stream ", rail);
   const net::SocketAddress own = net::LocalAddress(rails_[rail]->fd());
   if (!connecting()) {
@@ -65,11 +65,11 @@ std::string Link::Where(uint32_t rail) const {
   return absl::StrCat(stream, " (", own.ToString(), " → ", to.ToString(), ")");
 }
 
-void Link::EmitRail(EventKind kind, uint32_t rail, absl::Status status) {
+void TcpEndpoint::EmitRail(EventKind kind, uint32_t rail, absl::Status status) {
   sink().Say(kind, this, 0, std::move(status), rail);
 }
 
-std::optional<RailPair> Link::OtherPair(uint32_t rail, std::span<const RailPair> bad) const {
+std::optional<RailPair> TcpEndpoint::OtherPair(uint32_t rail, std::span<const RailPair> bad) const {
   std::vector<RailPair> used;
   for (const RailLife& other : lives_) {
     if (&other != &lives_[rail]) used.push_back(other.pair());
@@ -77,7 +77,7 @@ std::optional<RailPair> Link::OtherPair(uint32_t rail, std::span<const RailPair>
   return paths_->Other(used, bad);
 }
 
-void Link::StartRail(uint32_t rail) {
+void TcpEndpoint::StartRail(uint32_t rail) {
   RailLife& life = lives_[rail];
   life.Attempt();
   Duration limit = backend_->options().connect_timeout;
@@ -93,11 +93,11 @@ void Link::StartRail(uint32_t rail) {
   Activate();
 }
 
-void Link::WorkDialling() {
+void TcpEndpoint::WorkDialling() {
   for (uint32_t i = 0; i < rails() && !down(); ++i) {
-    Rail& rail = *rails_[i];
+    TcpRail& rail = *rails_[i];
     if (!rail.dialling()) continue;
-    const Rail::State before = rail.state();
+    const TcpRail::State before = rail.state();
     absl::Status status;
     if (rail.hung_up()) {
       const int error = net::SocketError(rail.fd());
@@ -124,13 +124,13 @@ void Link::WorkDialling() {
   }
 }
 
-void Link::RailIsUp(uint32_t rail) {
+void TcpEndpoint::RailIsUp(uint32_t rail) {
   lives_[rail].Up();
   if (up()) return EmitRail(EventKind::kRailUp, rail);
   TryGoUp(false);
 }
 
-void Link::AttemptFailed(uint32_t rail, const absl::Status& why) {
+void TcpEndpoint::AttemptFailed(uint32_t rail, const absl::Status& why) {
   RailLife& life = lives_[rail];
   life.End(Annotate(why, Where(rail)));
   rails_[rail]->Close(life.why());
@@ -141,7 +141,7 @@ void Link::AttemptFailed(uint32_t rail, const absl::Status& why) {
   if (!at_once) TryGoUp(false);
 }
 
-void Link::RailTimers(Time now) {
+void TcpEndpoint::RailTimers(Time now) {
   for (uint32_t i = 0; i < lives_.size() && !down(); ++i) {
     RailLife& life = lives_[i];
     if (!life.Due(now)) continue;
@@ -158,19 +158,19 @@ void Link::RailTimers(Time now) {
   }
 }
 
-void Link::ReopenRail(uint32_t rail) {
+void TcpEndpoint::ReopenRail(uint32_t rail) {
   if (!up() || !connecting() || rail >= rails_.size() || !lives_[rail].Reopen(Now())) return;
   Schedule(*lives_[rail].deadline());
 }
 
-void Link::RailFailed(uint32_t rail, const absl::Status& status) {
+void TcpEndpoint::RailFailed(uint32_t rail, const absl::Status& status) {
   if (down()) return;
   if (!absl::IsUnavailable(status)) return Fail(status, absl::StrCat("data stream ", rail));
   const absl::Status why = Annotate(status, Where(rail));
   if (!connecting()) {
     const uint32_t life = rails_[rail]->life();
     CloseEnd(rail, why);
-    const std::string lost = Encode(RailLost{
+    const std::string lost = Encode(StreamLost{
         .rail = static_cast<uint8_t>(rail), .life = life, .why = ForPeer(ToStd(why.message()))});
     // An error shows when the control stream is read or flushed.
     control_.Push(ControlKind::kFrame, std::as_bytes(std::span(lost))).IgnoreError();
@@ -183,7 +183,7 @@ void Link::RailFailed(uint32_t rail, const absl::Status& status) {
 }
 
 // Nothing more is read from a stream that has ended, even if its socket still holds bytes.
-void Link::DropHungUp() {
+void TcpEndpoint::DropHungUp() {
   for (uint32_t i = 0; i < rails() && !down(); ++i) {
     if (!rails_[i]->hung_up() || !rails_[i]->up()) continue;
     const int error = net::SocketError(rails_[i]->fd());
@@ -194,7 +194,7 @@ void Link::DropHungUp() {
 }
 
 // Accepting side: closes its end of the rail, which makes the rail quiet.
-void Link::CloseEnd(uint32_t rail, const absl::Status& why) {
+void TcpEndpoint::CloseEnd(uint32_t rail, const absl::Status& why) {
   // A peer may request this repeatedly; an end that is closed is skipped.
   if (!rails_[rail]->attached()) return;
   rails_[rail]->Close(why);
@@ -203,18 +203,18 @@ void Link::CloseEnd(uint32_t rail, const absl::Status& why) {
   }
 }
 
-void Link::FenceRail(uint32_t rail) {
+void TcpEndpoint::FenceRail(uint32_t rail) {
   if (!up() || connecting() || rail >= rails_.size()) return;
   CloseEnd(rail, absl::UnavailableError("its initiator gave it up"));
   EmitFenced({.rail = rail});
 }
 
 // The peer has closed its end of a rail. Its reason is better than the end of file that follows.
-absl::Status Link::OnRailLost(std::span<const std::byte> frame) {
-  absl::StatusOr<RailLost> lost = DecodeRailLost(frame);
+absl::Status TcpEndpoint::OnStreamLost(std::span<const std::byte> frame) {
+  absl::StatusOr<StreamLost> lost = DecodeStreamLost(frame);
   if (!lost.ok()) return lost.status();
   if (lost->rail >= rails()) return absl::InvalidArgumentError("the peer lost a rail of no number");
-  const Rail& rail = *rails_[lost->rail];
+  const TcpRail& rail = *rails_[lost->rail];
   // A report about an earlier life is stale.
   if (!rail.up() || rail.life() != lost->life) return absl::OkStatus();
   RailFailed(lost->rail,
@@ -222,7 +222,7 @@ absl::Status Link::OnRailLost(std::span<const std::byte> frame) {
   return absl::OkStatus();
 }
 
-Time Link::WatchAcknowledgements() {
+Time TcpEndpoint::WatchAcknowledgements() {
   const Time now = Now();
   if (!look_at_) {
     look_at_ = now + kLookInterval;
@@ -231,10 +231,10 @@ Time Link::WatchAcknowledgements() {
   return now;
 }
 
-void Link::CheckAcknowledgements(Time now) {
+void TcpEndpoint::CheckAcknowledgements(Time now) {
   look_at_.reset();
   for (uint32_t i = 0; i < rails() && !down(); ++i) {
-    Rail& rail = *rails_[i];
+    TcpRail& rail = *rails_[i];
     if (!rail.up() || !rail.watched()) continue;
     if (rail.Stalled(now)) {
       const bool in_vain = rail.carried() == RailLife::Carried::kNothing;

@@ -1,6 +1,6 @@
-// Link: its turns once it is up, the agent's calls, and its end.
+// TcpEndpoint: its turns once it is up, the agent's calls, and its end.
 
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 
 #include <algorithm>
 #include <utility>
@@ -23,15 +23,15 @@ constexpr uint32_t kMaxPassedOver = 4;
 // the peer's connect_timeout may be longer than this side's.
 constexpr Duration kJoinTimeout = std::chrono::seconds(2);
 
-std::vector<std::unique_ptr<Rail>> MakeRails(Link* link, uint32_t count) {
-  std::vector<std::unique_ptr<Rail>> out;
-  for (uint32_t i = 0; i < count; ++i) out.push_back(std::make_unique<Rail>(link, i));
+std::vector<std::unique_ptr<TcpRail>> MakeRails(TcpEndpoint* endpoint, uint32_t count) {
+  std::vector<std::unique_ptr<TcpRail>> out;
+  for (uint32_t i = 0; i < count; ++i) out.push_back(std::make_unique<TcpRail>(endpoint, i));
   return out;
 }
 
 }  // namespace
 
-Link::Link(TcpBackend* backend, net::PeerAddress peer, Paths paths)
+TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::PeerAddress peer, Paths paths)
     : backend_(backend),
       side_(Side::kConnecting),
       state_(State::kDialling),
@@ -49,7 +49,8 @@ Link::Link(TcpBackend* backend, net::PeerAddress peer, Paths paths)
                    backend->options().connect_timeout, &control_);
 }
 
-Link::Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails, LinkId id)
+TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails,
+                         LinkId id)
     : backend_(backend),
       side_(Side::kAccepting),
       state_(State::kJoining),
@@ -67,46 +68,46 @@ Link::Link(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rail
   control_.Adopt(std::move(control));
 }
 
-Link::~Link() {
+TcpEndpoint::~TcpEndpoint() {
   if (backend_ == nullptr) return;
   ReleaseStreams();
   backend_->Forget(this);
 }
 
-void Link::ReleaseStreams() {
+void TcpEndpoint::ReleaseStreams() {
   control_.Release();
   for (const auto& rail : rails_) rail->Release();
 }
 
-void Link::Detach() {
+void TcpEndpoint::Detach() {
   ReleaseStreams();
   state_ = State::kDown;
   cause_ = absl::UnavailableError("the tcp backend is gone");
   backend_ = nullptr;
 }
 
-net::Reactor& Link::reactor() { return backend_->reactor(); }
-net::EventSink& Link::sink() { return backend_->sink(); }
-net::RegionMap& Link::regions() { return backend_->regions(); }
-std::span<std::byte> Link::scratch() { return backend_->scratch(); }
-void Link::Activate() { backend_->Activate(this); }
+net::Reactor& TcpEndpoint::reactor() { return backend_->reactor(); }
+net::EventSink& TcpEndpoint::sink() { return backend_->sink(); }
+net::RegionMap& TcpEndpoint::regions() { return backend_->regions(); }
+std::span<std::byte> TcpEndpoint::scratch() { return backend_->scratch(); }
+void TcpEndpoint::Activate() { backend_->Activate(this); }
 
-std::string Link::Name() const {
+std::string TcpEndpoint::Name() const {
   if (side_ == Side::kAccepting) return accepted_;
   return dialler_->address().ToString();
 }
 
-void Link::Authorize() {
+void TcpEndpoint::Authorize() {
   authorized_ = true;
   if (!down()) Activate();
 }
 
-absl::StatusOr<std::unique_ptr<RemoteKey>> Link::Import(const RemoteRegion& region,
-                                                        std::string_view) {
+absl::StatusOr<std::unique_ptr<RemoteKey>> TcpEndpoint::Import(const RemoteRegion& region,
+                                                               std::string_view) {
   return net::RkeyOnly::Of(region, "tcp", Name());
 }
 
-absl::Status Link::CheckOp(const Op& op) const {
+absl::Status TcpEndpoint::CheckOp(const Op& op) const {
   if (side_ == Side::kAccepting) {
     return absl::FailedPreconditionError(
         "tcp: ops are posted on the endpoint that connected; connect to the peer");
@@ -121,13 +122,13 @@ absl::Status Link::CheckOp(const Op& op) const {
       " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
 }
 
-bool Link::Post(const Op& op) {
+bool TcpEndpoint::Post(const Op& op) {
   if (down()) return false;
   if (absl::Status status = CheckOp(op); !status.ok()) {
     OnCompletion(op.id, op.rail, std::move(status));
     return true;
   }
-  Rail& rail = *rails_[op.rail];
+  TcpRail& rail = *rails_[op.rail];
   if (!up() || !rail.up()) return false;
   // A small write may share the control stream with the message that follows it.
   if (op.sole && PostInline(op)) return true;
@@ -139,22 +140,22 @@ bool Link::Post(const Op& op) {
 }
 
 // Small ops leave at once; a large backlog is left to Poll, so that Post stays short.
-void Link::SendPosted(Rail& rail) {
+void TcpEndpoint::SendPosted(TcpRail& rail) {
   if (rail.queued_bytes() > kInlineCopyBytes || !rail.CanSend()) return;
   if (absl::Status sent = rail.Send(kInlineCopyBytes); !sent.ok()) RailFailed(rail.index(), sent);
 }
 
-bool Link::HasWork() const {
+bool TcpEndpoint::HasWork() const {
   if (down() || (!up() && !connecting())) return false;
   if (state_ == State::kDialling) return dialler_->HasWork();
   if (control_.sending() && control_.writable()) return true;
-  // What follows `ready` waits until the link is up.
+  // What follows `ready` waits until the endpoint is up.
   const bool hears = !(HoldsInline() || (joining() && ready_));
   if (hears && (control_.readable() || control_.HasFrame())) return true;
   for (const auto& rail : rails_) {
     if (rail->hung_up()) return true;
     if (rail->dialling()) {
-      const bool greeting = rail->state() == Rail::State::kGreeting;
+      const bool greeting = rail->state() == TcpRail::State::kGreeting;
       if (greeting ? rail->readable() : rail->writable()) return true;
     } else if (up() && (rail->CanSend() || (authorized_ && rail->CanReceive()))) {
       return true;
@@ -163,7 +164,7 @@ bool Link::HasWork() const {
   return false;
 }
 
-void Link::Work() {
+void TcpEndpoint::Work() {
   if (state_ == State::kUp) {
     WorkUp();
   } else if (side_ == Side::kConnecting && !down()) {
@@ -171,7 +172,7 @@ void Link::Work() {
   }
 }
 
-void Link::WorkUp() {
+void TcpEndpoint::WorkUp() {
   if (connecting()) WorkDialling();
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent, "control stream");
   // Endless messages must not delay data for ever: after kMaxPassedOver Polls, one read of a data
@@ -195,20 +196,20 @@ void Link::WorkUp() {
   ++turn_;
 }
 
-void Link::SendRails() {
+void TcpEndpoint::SendRails() {
   for (size_t i = 0; i < rails_.size() && !sink().full(); ++i) {
-    Rail& rail = *rails_[(turn_ + i) % rails_.size()];
+    TcpRail& rail = *rails_[(turn_ + i) % rails_.size()];
     if (!rail.CanSend()) continue;
     if (absl::Status sent = rail.Send(kSendTurnBytes); !sent.ok()) RailFailed(rail.index(), sent);
     if (down()) return;
   }
 }
 
-void Link::ReceiveRails() {
+void TcpEndpoint::ReceiveRails() {
   DropHungUp();
   if (!authorized_) return;
   for (size_t i = 0; i < rails_.size() && up() && !sink().full(); ++i) {
-    Rail& rail = *rails_[(turn_ + i) % rails_.size()];
+    TcpRail& rail = *rails_[(turn_ + i) % rails_.size()];
     // The agent must see a message before later data is written to memory.
     if (message_poll_ == backend_->poll_number()) return;
     if (!rail.CanReceive()) continue;
@@ -218,21 +219,21 @@ void Link::ReceiveRails() {
   }
 }
 
-void Link::OnImmediate(uint32_t rail, uint32_t immediate) {
+void TcpEndpoint::OnImmediate(uint32_t rail, uint32_t immediate) {
   sink().Emit(
       {.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
-void Link::OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
+void TcpEndpoint::OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
   if (backend_ == nullptr) return;
   sink().Say(EventKind::kCompletion, this, op, std::move(status), rail);
 }
 
-void Link::Emit(EventKind kind, absl::Status status) {
+void TcpEndpoint::Emit(EventKind kind, absl::Status status) {
   sink().Say(kind, this, 0, std::move(status));
 }
 
-void Link::OnRegionClosed(const net::Region* region) {
+void TcpEndpoint::OnRegionClosed(const net::Region* region) {
   for (const auto& rail : rails_) {
     if (!up()) return;
     if (rail->ReleaseRegion(region)) continue;
@@ -242,18 +243,18 @@ void Link::OnRegionClosed(const net::Region* region) {
   }
 }
 
-void Link::Shutdown(absl::Status why) {
+void TcpEndpoint::Shutdown(absl::Status why) {
   if (why.ok()) why = absl::CancelledError("closed");
   if (!down()) Down(Annotate(why, absl::StrCat("tcp peer ", Name())), true);
 }
 
-void Link::Fail(const absl::Status& status, std::string_view stream) {
+void TcpEndpoint::Fail(const absl::Status& status, std::string_view stream) {
   if (down()) return;
   Down(Annotate(status, absl::StrCat("tcp peer ", Name(), ", ", ToAbsl(stream))),
        !absl::IsUnavailable(status));
 }
 
-void Link::Down(absl::Status why, bool tell) {
+void TcpEndpoint::Down(absl::Status why, bool tell) {
   const bool was_up = up();
   state_ = State::kDown;
   deadline_.reset();

@@ -1,14 +1,14 @@
 // An endpoint whose data does not travel over TCP, on either side: its control stream. It dials,
-// transports the agents' messages and the backend's frames, and when the link ends it tells the
+// transports the agents' messages and the backend's frames, and when the endpoint ends it tells the
 // peer and reports why. The backend only defines the contents of its frames and what its data does.
 //
 // States: kDialling → kGreeting (welcomed; waits for the accepting side's first frame) → kUp →
-// kDown. An accepted link starts in kUp and sends its hello.
+// kDown. An accepted endpoint starts in kUp and sends its hello.
 //
 // Thread-safety: none; used by the agent's driving thread.
 
-#ifndef KVXFER_TRANSPORT_CONTROL_LINK_H_
-#define KVXFER_TRANSPORT_CONTROL_LINK_H_
+#ifndef KVXFER_TRANSPORT_CONTROL_ENDPOINT_H_
+#define KVXFER_TRANSPORT_CONTROL_ENDPOINT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -21,14 +21,14 @@
 #include "src/core/base/clock.h"
 #include "src/transport/control_stream.h"
 #include "src/transport/dialler.h"
-#include "src/transport/link_hub.h"
+#include "src/transport/endpoint_hub.h"
 #include "src/transport/sockets/address.h"
 
 namespace kvxfer::net {
 
-class ControlLink : public Endpoint, public StreamOwner {
+class ControlEndpoint : public Endpoint, public StreamClient {
  public:
-  ~ControlLink() override;
+  ~ControlEndpoint() override;
 
   // --- Endpoint ---
   bool Send(std::span<const std::byte> message) override;
@@ -43,28 +43,29 @@ class ControlLink : public Endpoint, public StreamOwner {
   void OnDeadline(Time now);
   // Accepting side, called once: sends the first frames to the peer.
   virtual void SayHello() = 0;
-  // Called when the hub is destroyed before its links.
+  // Called when the hub is destroyed before its endpoints.
   void Detach();
-  bool active = false;  // in the hub's list of active links
+  bool active = false;  // in the hub's list of active endpoints
 
   bool up() const { return state_ == State::kUp; }
   bool down() const { return state_ == State::kDown; }
 
-  // --- StreamOwner ---
+  // --- StreamClient ---
   Reactor& reactor() override { return hub_->reactor(); }
   void Activate() override { hub_->Activate(this); }
 
  protected:
   // Connecting side.
-  ControlLink(LinkHub* hub, PeerAddress peer);
+  ControlEndpoint(EndpointHub* hub, PeerAddress peer);
   // Accepting side.
-  ControlLink(LinkHub* hub, Fd control, std::string from);
+  ControlEndpoint(EndpointHub* hub, Fd control, std::string from);
 
-  // Handles a frame of the peer; while greeting() it is the peer's hello. An error ends the link.
+  // Handles a frame of the peer; while greeting() it is the peer's hello. An error ends the
+  // endpoint.
   virtual absl::Status OnFrame(std::span<const std::byte> frame) = 0;
-  // Ends every op; after this no data of the link may start.
+  // Ends every op; after this no data of the endpoint may start.
   virtual void EndData(const absl::Status& why) = 0;
-  // True if no byte can be written or read through this link any more.
+  // True if no byte can be written or read through this endpoint any more.
   virtual bool IsQuiet() const = 0;
   // The data's work in one turn while up(), before the peer's frames are read.
   virtual bool HasDataWork() const { return false; }
@@ -72,7 +73,7 @@ class ControlLink : public Endpoint, public StreamOwner {
   // Called while up() only.
   virtual std::optional<Time> DataDeadline() const { return std::nullopt; }
   virtual void OnDataDeadline(Time /*now*/) {}
-  // Called when the backend is destroyed before the link.
+  // Called when the backend is destroyed before the endpoint.
   virtual void OnDetached() {}
 
   // The peer's address; while dialling, the one that is being tried.
@@ -85,7 +86,7 @@ class ControlLink : public Endpoint, public StreamOwner {
   void Tell(std::string_view frame);
   // Bytes of messages and frames that wait for the control stream.
   size_t unsent() const { return control_.queued_bytes(); }
-  // Ends the link because of what the peer or the network did.
+  // Ends the endpoint because of what the peer or the network did.
   void Fail(const absl::Status& status);
   void Down(absl::Status why, bool tell);
   // Called when the data may have become quiet: reports kDown if that was waiting for it.
@@ -102,16 +103,16 @@ class ControlLink : public Endpoint, public StreamOwner {
   void ReceiveFrames();
   bool Take(const ControlStream::Frame& frame);
 
-  LinkHub* hub_;
+  EndpointHub* hub_;
   State state_;
   ControlStream control_;
   std::optional<Dialler> dialler_;  // connecting side
   const std::string from_;          // accepting side
   bool ending_ = false;             // Down has begun
   absl::Status why_down_;           // set until kDown is reported
-  uint64_t message_poll_ = 0;       // number of the last Poll that reported messages of this link
+  uint64_t message_poll_ = 0;  // number of the last Poll that reported messages of this endpoint
 };
 
 }  // namespace kvxfer::net
 
-#endif  // KVXFER_TRANSPORT_CONTROL_LINK_H_
+#endif  // KVXFER_TRANSPORT_CONTROL_ENDPOINT_H_

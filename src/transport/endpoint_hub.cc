@@ -1,10 +1,10 @@
-#include "src/transport/link_hub.h"
+#include "src/transport/endpoint_hub.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "src/core/base/strings.h"
-#include "src/transport/control_link.h"
+#include "src/transport/control_endpoint.h"
 #include "src/transport/dialler.h"
 #include "src/transport/event_queue.h"
 
@@ -23,15 +23,15 @@ std::string HostOf(const std::string& advertise) {
 
 }  // namespace
 
-absl::Status LinkHub::Open() {
+absl::Status EndpointHub::Open() {
   absl::StatusOr<std::unique_ptr<Reactor>> reactor = Reactor::Create();
   if (!reactor.ok()) return Annotate(reactor.status(), settings_.backend);
   reactor_ = *std::move(reactor);
   return absl::OkStatus();
 }
 
-absl::Status LinkHub::Listen(const AgentOptions& options, const std::string& own,
-                             std::string_view own_name) {
+absl::Status EndpointHub::Listen(const AgentOptions& options, const std::string& own,
+                                 std::string_view own_name) {
   absl::StatusOr<std::vector<SocketAddress>> at =
       Resolve(own.empty() ? options.listen : own, kDefaultPort, Names::kResolve);
   if (!at.ok()) {
@@ -51,22 +51,22 @@ absl::Status LinkHub::Listen(const AgentOptions& options, const std::string& own
   return absl::OkStatus();
 }
 
-void LinkHub::Close() {
+void EndpointHub::Close() {
   // Endpoints that were never reported are destroyed with the events that hold them.
   sink_.TakeQueue().clear();
-  for (ControlLink* link : std::exchange(links_, {})) link->Detach();
+  for (ControlEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
   active_.clear();
   listener_.reset();
   lingering_.Clear();
 }
 
-void LinkHub::Dial(ControlLink* link) {
-  links_.push_back(link);
-  link->Dial();
+void EndpointHub::Dial(ControlEndpoint* endpoint) {
+  endpoints_.push_back(endpoint);
+  endpoint->Dial();
   SetTimer();
 }
 
-void LinkHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) {
+void EndpointHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) {
   Welcome welcome;
   if (preamble.version != kStreamVersion) {
     welcome.code = WelcomeCode::kWrongVersion;
@@ -84,16 +84,17 @@ void LinkHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& fro
   }
   SetUserTimeout(fd.get(), Dialler::kUserTimeoutMs);
   TuneIfLocal(fd.get());
-  std::unique_ptr<ControlLink> link = owner_->Accept(std::move(fd), from);
-  ControlLink* const accepted = link.get();
-  links_.push_back(accepted);
-  // Accepted before it sends its hello: the agent must get the event before any event of this link.
-  sink_.Emit(MakeAccepted(std::move(link)));
+  std::unique_ptr<ControlEndpoint> endpoint = client_->Accept(std::move(fd), from);
+  ControlEndpoint* const accepted = endpoint.get();
+  endpoints_.push_back(accepted);
+  // Accepted before it sends its hello: the agent must get the event before any event of this
+  // endpoint.
+  sink_.Emit(MakeAccepted(std::move(endpoint)));
   accepted->SayHello();
   Activate(accepted);
 }
 
-bool LinkHub::Begin(std::span<Event> out, bool readable) {
+bool EndpointHub::Begin(std::span<Event> out, bool readable) {
   ++poll_number_;
   sink_.Begin(out);
   // The caller's span is full with events that waited; no work, so that messages stay valid.
@@ -102,46 +103,47 @@ bool LinkHub::Begin(std::span<Event> out, bool readable) {
   return true;
 }
 
-void LinkHub::Work() {
+void EndpointHub::Work() {
   if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
   listener_->Work();
-  WorkLinks();
-  // After the links: what they closed in this turn starts to linger at once.
+  WorkEndpoints();
+  // After the endpoints: what they closed in this turn starts to linger at once.
   lingering_.Work();
   SetTimer();
 }
 
-void LinkHub::WorkLinks() {
-  // A copy: work on one link may activate others (it destroys none).
-  for (ControlLink* link : std::vector<ControlLink*>(active_)) {
-    if (!sink_.full()) link->Work();
+void EndpointHub::WorkEndpoints() {
+  // A copy: work on one endpoint may activate others (it destroys none).
+  for (ControlEndpoint* endpoint : std::vector<ControlEndpoint*>(active_)) {
+    if (!sink_.full()) endpoint->Work();
   }
-  std::erase_if(active_, [](ControlLink* link) {
-    link->active = link->HasWork();
-    return !link->active;
+  std::erase_if(active_, [](ControlEndpoint* endpoint) {
+    endpoint->active = endpoint->HasWork();
+    return !endpoint->active;
   });
 }
 
-bool LinkHub::HasWork() const {
+bool EndpointHub::HasWork() const {
   return sink_.waiting() || listener_->HasWork() || lingering_.HasWork() ||
-         std::ranges::any_of(active_, [](const ControlLink* link) { return link->HasWork(); });
+         std::ranges::any_of(active_,
+                             [](const ControlEndpoint* endpoint) { return endpoint->HasWork(); });
 }
 
-std::optional<Time> LinkHub::UnreportedDeadline() const {
-  return Earlier(listener_->deadline(), owner_->deadline());
+std::optional<Time> EndpointHub::UnreportedDeadline() const {
+  return Earlier(listener_->deadline(), client_->deadline());
 }
 
-std::optional<Time> LinkHub::NextDeadline() const {
+std::optional<Time> EndpointHub::NextDeadline() const {
   std::optional<Time> next = Earlier(UnreportedDeadline(), lingering_.deadline());
-  for (const ControlLink* link : links_) next = Earlier(next, link->deadline());
+  for (const ControlEndpoint* endpoint : endpoints_) next = Earlier(next, endpoint->deadline());
   return next;
 }
 
-void LinkHub::SetTimer() {
+void EndpointHub::SetTimer() {
   const std::optional<Time> unreported = UnreportedDeadline();
-  // Links report changes of their deadlines (TimersChanged); the listener and the owner do not, so
-  // theirs is compared in every turn. Asking all links costs O(links) and happens only after a
-  // change.
+  // Endpoints report changes of their deadlines (TimersChanged); the listener and the client do
+  // not, so theirs is compared in every turn. Asking all endpoints costs O(endpoints) and happens
+  // only after a change.
   if (!timers_changed_ && (!unreported || (next_deadline_ && *next_deadline_ <= *unreported)))
     return;
   timers_changed_ = false;
@@ -149,31 +151,31 @@ void LinkHub::SetTimer() {
   reactor_->SetTimer(next_deadline_);
 }
 
-void LinkHub::OnDeadlines() {
+void EndpointHub::OnDeadlines() {
   const Time now = Now();
   timers_changed_ = true;
   listener_->OnDeadline(now);
-  // Handling one deadline may end another link, but destroys none.
-  for (ControlLink* link : std::vector<ControlLink*>(links_)) {
-    if (link->deadline() && *link->deadline() <= now) link->OnDeadline(now);
+  // Handling one deadline may end another endpoint, but destroys none.
+  for (ControlEndpoint* endpoint : std::vector<ControlEndpoint*>(endpoints_)) {
+    if (endpoint->deadline() && *endpoint->deadline() <= now) endpoint->OnDeadline(now);
   }
-  owner_->OnDeadline(now);
+  client_->OnDeadline(now);
   lingering_.OnDeadline(now);
 }
 
-void LinkHub::Activate(ControlLink* link) {
-  if (std::exchange(link->active, true)) return;
-  active_.push_back(link);
+void EndpointHub::Activate(ControlEndpoint* endpoint) {
+  if (std::exchange(endpoint->active, true)) return;
+  active_.push_back(endpoint);
 }
 
-void LinkHub::Forget(ControlLink* link) {
-  std::erase(links_, link);
-  std::erase(active_, link);
-  sink_.Purge(link);
+void EndpointHub::Forget(ControlEndpoint* endpoint) {
+  std::erase(endpoints_, endpoint);
+  std::erase(active_, endpoint);
+  sink_.Purge(endpoint);
   timers_changed_ = true;
 }
 
-void LinkHub::Linger(Fd control, std::string queued) {
+void EndpointHub::Linger(Fd control, std::string queued) {
   if (!control.valid()) return;
   lingering_.Add(reactor_.get(), std::move(control), {}, std::move(queued));
   timers_changed_ = true;

@@ -1,28 +1,28 @@
-// Link: how it comes up, on either side, and its deadlines.
+// TcpEndpoint: how it comes up, on either side, and its deadlines.
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::tcp {
 namespace {
 
-// Once one data stream is up, the others have this long until the link goes up without them.
+// Once one data stream is up, the others have this long until the endpoint goes up without them.
 constexpr Duration kJoinGrace = std::chrono::milliseconds(200);
 
 }  // namespace
 
-void Link::Dial() {
+void TcpEndpoint::Dial() {
   state_ = State::kDialling;
   dialler_->Start();
   FollowDialler();
 }
 
-void Link::FollowDialler() {
+void TcpEndpoint::FollowDialler() {
   deadline_ = dialler_->deadline();
   if (dialler_->state() == net::Dialler::State::kFailed) return Down(dialler_->status(), false);
   Activate();
@@ -34,7 +34,7 @@ void Link::FollowDialler() {
   for (uint32_t i = 0; i < rails() && !down(); ++i) StartRail(i);
 }
 
-void Link::WorkConnecting() {
+void TcpEndpoint::WorkConnecting() {
   if (state_ == State::kDialling) {
     dialler_->Work();
     FollowDialler();
@@ -46,9 +46,9 @@ void Link::WorkConnecting() {
   ReceiveControl(false);
 }
 
-bool Link::Join(const Preamble& preamble, net::Fd* fd) {
+bool TcpEndpoint::Join(const Preamble& preamble, net::Fd* fd) {
   if (down() || preamble.rail >= rails_.size()) return false;
-  Rail& rail = *rails_[preamble.rail];
+  TcpRail& rail = *rails_[preamble.rail];
   if (preamble.life <= rail.life()) return false;
   // The initiator has given up the life before this one.
   if (rail.attached()) CloseEnd(preamble.rail, absl::UnavailableError("a later one has come"));
@@ -59,7 +59,7 @@ bool Link::Join(const Preamble& preamble, net::Fd* fd) {
   return true;
 }
 
-void Link::GoUp() {
+void TcpEndpoint::GoUp() {
   state_ = State::kUp;
   reported_ = true;
   join_by_.reset();
@@ -72,8 +72,8 @@ void Link::GoUp() {
 }
 
 // Goes up as soon as no rail's first attempt is outstanding; if `late`, with the rails that are up
-// by now. If no rail can be connected, the link goes down.
-void Link::TryGoUp(bool late) {
+// by now. If no rail can be connected, the endpoint goes down.
+void TcpEndpoint::TryGoUp(bool late) {
   if (!joining()) return;
   const bool any = std::ranges::any_of(rails_, [](const auto& rail) { return rail->up(); });
   const bool settled = std::ranges::all_of(lives_, &RailLife::settled);
@@ -82,7 +82,7 @@ void Link::TryGoUp(bool late) {
     for (const RailLife& life : lives_) absl::StrAppend(&why, "; ", life.why().message());
     return Down(absl::Status(lives_.front().why().code(), why), true);
   }
-  // The target must have reported the link before this side does, so that a message finds an
+  // The target must have reported the endpoint before this side does, so that a message finds an
   // endpoint.
   if (!any || !ready_) return;
   if (!settled && !late) {
@@ -95,7 +95,7 @@ void Link::TryGoUp(bool late) {
   Activate();
 }
 
-void Link::OnJoinDeadline() {
+void TcpEndpoint::OnJoinDeadline() {
   if (side_ == Side::kAccepting) return Down(absl::DeadlineExceededError("never joined"), false);
   TryGoUp(/*late=*/true);
   if (!joining()) return;
@@ -111,13 +111,13 @@ void Link::OnJoinDeadline() {
        "data streams");
 }
 
-void Link::Schedule(Time when) {
+void TcpEndpoint::Schedule(Time when) {
   if (deadline_ && *deadline_ <= when) return;
   deadline_ = when;
   backend_->Watch(this);
 }
 
-void Link::OnDeadline() {
+void TcpEndpoint::OnDeadline() {
   if (state_ == State::kDialling) {
     dialler_->OnDeadline();
     return FollowDialler();

@@ -1,4 +1,4 @@
-#include "src/transport/control_link.h"
+#include "src/transport/control_endpoint.h"
 
 #include <utility>
 
@@ -9,31 +9,31 @@
 namespace kvxfer::net {
 namespace {
 
-// The frames that one Poll takes from one link at most, so that no link starves the others.
+// The frames that one Poll takes from one endpoint at most, so that no endpoint starves the others.
 constexpr size_t kMaxControlFrames = 256;
 
 }  // namespace
 
-ControlLink::ControlLink(LinkHub* hub, PeerAddress peer)
+ControlEndpoint::ControlEndpoint(EndpointHub* hub, PeerAddress peer)
     : hub_(hub), state_(State::kDialling), control_(this) {
-  const LinkHub::Settings& settings = hub->settings();
+  const EndpointHub::Settings& settings = hub->settings();
   dialler_.emplace(settings.backend + " peer", std::move(peer), settings.service, 1,
                    settings.connect_timeout, &control_);
 }
 
-ControlLink::ControlLink(LinkHub* hub, Fd control, std::string from)
+ControlEndpoint::ControlEndpoint(EndpointHub* hub, Fd control, std::string from)
     : hub_(hub), state_(State::kUp), control_(this), from_(std::move(from)) {
   control_.Adopt(std::move(control));
 }
 
-ControlLink::~ControlLink() {
+ControlEndpoint::~ControlEndpoint() {
   if (hub_ == nullptr) return;
   control_.Release();
   hub_->Forget(this);
 }
 
-void ControlLink::Detach() {
-  // The transfers of this link must end even though the backend is destroyed first.
+void ControlEndpoint::Detach() {
+  // The transfers of this endpoint must end even though the backend is destroyed first.
   if (!down()) {
     state_ = State::kDown;
     EndData(
@@ -44,29 +44,29 @@ void ControlLink::Detach() {
   hub_ = nullptr;
 }
 
-std::string ControlLink::Where() const {
+std::string ControlEndpoint::Where() const {
   return absl::StrCat(hub_->settings().backend, " peer ", Name());
 }
 
-void ControlLink::Dial() {
+void ControlEndpoint::Dial() {
   dialler_->Start();
   FollowDialler();
 }
 
-void ControlLink::FollowDialler() {
+void ControlEndpoint::FollowDialler() {
   hub_->TimersChanged();
   if (dialler_->state() == Dialler::State::kFailed) return Down(dialler_->status(), false);
   Activate();
   if (dialler_->state() == Dialler::State::kJoined) state_ = State::kGreeting;
 }
 
-void ControlLink::GoUp() {
+void ControlEndpoint::GoUp() {
   state_ = State::kUp;
   hub_->TimersChanged();
   Say(EventKind::kConnected);
 }
 
-bool ControlLink::Send(std::span<const std::byte> message) {
+bool ControlEndpoint::Send(std::span<const std::byte> message) {
   if (!up() || message.size() > kMaxMessageBytes) return false;
   absl::StatusOr<bool> taken = control_.Push(ControlKind::kMessage, message);
   if (!taken.ok()) {
@@ -77,19 +77,19 @@ bool ControlLink::Send(std::span<const std::byte> message) {
   return *taken;
 }
 
-void ControlLink::Tell(std::string_view frame) {
+void ControlEndpoint::Tell(std::string_view frame) {
   if (down()) return;
-  // An error of the stream shows when it is read, where the link can end safely.
+  // An error of the stream shows when it is read, where the endpoint can end safely.
   control_.Push(ControlKind::kFrame, std::as_bytes(std::span(frame))).IgnoreError();
   Activate();
 }
 
-std::optional<Time> ControlLink::deadline() const {
+std::optional<Time> ControlEndpoint::deadline() const {
   if (down()) return std::nullopt;
   return up() ? DataDeadline() : dialler_->deadline();
 }
 
-void ControlLink::OnDeadline(Time now) {
+void ControlEndpoint::OnDeadline(Time now) {
   if (up()) return OnDataDeadline(now);
   // The peer accepted the stream but never sent its hello.
   if (greeting()) return Fail(absl::UnavailableError("the peer did not say what it has"));
@@ -97,7 +97,7 @@ void ControlLink::OnDeadline(Time now) {
   FollowDialler();
 }
 
-bool ControlLink::HasWork() const {
+bool ControlEndpoint::HasWork() const {
   if (down()) return false;
   // Until the welcome has been received, the dialler uses the stream.
   if (state_ == State::kDialling) return dialler_->HasWork();
@@ -106,20 +106,20 @@ bool ControlLink::HasWork() const {
   return control_.readable() || control_.HasFrame();
 }
 
-void ControlLink::Work() {
+void ControlEndpoint::Work() {
   if (state_ == State::kDialling) {
     dialler_->Work();
     FollowDialler();
     if (!greeting()) return;
   }
-  // Data first: the frames below may end the link.
+  // Data first: the frames below may end the endpoint.
   if (up() && HasDataWork()) WorkData();
   if (down()) return;
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent);
   ReceiveFrames();
 }
 
-void ControlLink::ReceiveFrames() {
+void ControlEndpoint::ReceiveFrames() {
   for (size_t frames = 0; frames < kMaxControlFrames && !down();) {
     absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
     if (!frame.ok()) return Fail(frame.status());
@@ -140,7 +140,7 @@ void ControlLink::ReceiveFrames() {
   }
 }
 
-bool ControlLink::Take(const ControlStream::Frame& frame) {
+bool ControlEndpoint::Take(const ControlStream::Frame& frame) {
   switch (frame.kind) {
     case ControlKind::kMessage: {
       if (!up()) break;
@@ -170,18 +170,18 @@ bool ControlLink::Take(const ControlStream::Frame& frame) {
   return false;
 }
 
-void ControlLink::Shutdown(absl::Status why) {
+void ControlEndpoint::Shutdown(absl::Status why) {
   if (why.ok()) why = absl::CancelledError("closed");
   if (!down()) Down(Annotate(why, Where()), true);
 }
 
-void ControlLink::Fail(const absl::Status& status) {
+void ControlEndpoint::Fail(const absl::Status& status) {
   if (down()) return;
   // Unavailable means that the connection is broken, so no goodbye can reach the peer.
   Down(Annotate(status, absl::StrCat(Where(), ", control stream")), !absl::IsUnavailable(status));
 }
 
-void ControlLink::Down(absl::Status why, bool tell) {
+void ControlEndpoint::Down(absl::Status why, bool tell) {
   // EndData may call back into Down.
   if (std::exchange(ending_, true)) return;
   const bool was_up = up();
@@ -202,18 +202,18 @@ void ControlLink::Down(absl::Status why, bool tell) {
   FinishDown();
 }
 
-void ControlLink::FinishDown() {
-  // kDown also promises that no byte can be written through this link, so it waits until the data
-  // is quiet.
+void ControlEndpoint::FinishDown() {
+  // kDown also promises that no byte can be written through this endpoint, so it waits until the
+  // data is quiet.
   if (why_down_.ok() || !IsQuiet()) return;
   Say(EventKind::kDown, 0, std::exchange(why_down_, absl::OkStatus()));
 }
 
-void ControlLink::Emit(Event event) {
+void ControlEndpoint::Emit(Event event) {
   if (hub_ != nullptr) hub_->sink().Emit(std::move(event));
 }
 
-void ControlLink::Say(EventKind kind, uint64_t id, absl::Status status, uint32_t rail) {
+void ControlEndpoint::Say(EventKind kind, uint64_t id, absl::Status status, uint32_t rail) {
   Emit(MakeEvent(kind, this, id, std::move(status), rail));
 }
 

@@ -1,5 +1,5 @@
-// Link: small writes on the control stream. The bytes and the message about them leave with one
-// system call and arrive with one.
+// TcpEndpoint: small writes on the control stream. The bytes and the message about them leave with
+// one system call and arrive with one.
 
 #include <array>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "src/backends/tcp/backend.h"
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/core/base/strings.h"
 #include "src/core/protocol/wire_format.h"
 
@@ -35,7 +35,7 @@ WireRun RunAt(std::span<const std::byte> runs, size_t i) {
 
 // Copies a small write into the control stream, after which the op is over. False: it must go over
 // its rail.
-bool Link::PostInline(const Op& op) {
+bool TcpEndpoint::PostInline(const Op& op) {
   const size_t bytes = op.blocks.bytes;
   if (op.kind != OpKind::kWrite || bytes > kMaxInlineBytes || !control_.writable()) return false;
   // The frame needs its size first, which depends on how many runs there are.
@@ -70,7 +70,7 @@ bool Link::PostInline(const Op& op) {
   return true;
 }
 
-void Link::PushInlineMarker(uint64_t transfer) {
+void TcpEndpoint::PushInlineMarker(uint64_t transfer) {
   std::span<std::byte> at =
       control_.Append(ControlKind::kFrame, kFrameHeadBytes + rails_.size() * kLifeBytes);
   Encode(FrameHead{.kind = FrameKind::kFence, .transfer = transfer}, at.first<kFrameHeadBytes>());
@@ -81,7 +81,7 @@ void Link::PushInlineMarker(uint64_t transfer) {
   }
 }
 
-void Link::OnInlineMarker(uint64_t transfer, std::span<const std::byte> lives) {
+void TcpEndpoint::OnInlineMarker(uint64_t transfer, std::span<const std::byte> lives) {
   std::array<uint32_t, kMaxRails> through{};
   for (size_t i = 0; i < rails(); ++i) {
     through[i] = DecodeLife(lives.subspan(i * kLifeBytes).first<kLifeBytes>());
@@ -90,13 +90,13 @@ void Link::OnInlineMarker(uint64_t transfer, std::span<const std::byte> lives) {
   // The control stream's number is rails().
 }
 
-bool Link::HoldsInline() const {
+bool TcpEndpoint::HoldsInline() const {
   if (authorized_ || !control_.HasFrame()) return false;
   const absl::StatusOr<std::optional<net::ControlStream::Frame>> frame = control_.Front();
   return frame.ok() && frame->has_value() && (*frame)->kind == ControlKind::kFrame;
 }
 
-absl::Status Link::OnInlineFrame(std::span<const std::byte> frame) {
+absl::Status TcpEndpoint::OnInlineFrame(std::span<const std::byte> frame) {
   if (!up()) return absl::InvalidArgumentError("the peer sent a data frame before the link is up");
   if (frame.size() < kFrameHeadBytes) {
     return absl::InvalidArgumentError("a data frame is cut off");
@@ -127,8 +127,8 @@ absl::Status Link::OnInlineFrame(std::span<const std::byte> frame) {
 }
 
 // Checks every run before the first byte is written.
-absl::Status Link::LandInline(const FrameHead& head, std::span<const std::byte> runs,
-                              std::span<const std::byte> payload) {
+absl::Status TcpEndpoint::LandInline(const FrameHead& head, std::span<const std::byte> runs,
+                                     std::span<const std::byte> payload) {
   uint64_t total = 0;
   for (size_t i = 0; i < head.runs; ++i) {
     const WireRun run = RunAt(runs, i);

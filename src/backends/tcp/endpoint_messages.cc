@@ -1,10 +1,10 @@
-// Link: the messages on the control stream.
+// TcpEndpoint: the messages on the control stream.
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
-#include "src/backends/tcp/link.h"
+#include "src/backends/tcp/endpoint.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
 
@@ -16,7 +16,7 @@ constexpr size_t kMaxControlFrames = 256;
 
 }  // namespace
 
-bool Link::Send(std::span<const std::byte> message) {
+bool TcpEndpoint::Send(std::span<const std::byte> message) {
   if (!up() || message.size() > kMaxMessageBytes) return false;
   absl::StatusOr<bool> taken = control_.Push(ControlKind::kMessage, message);
   if (!taken.ok()) {
@@ -27,11 +27,11 @@ bool Link::Send(std::span<const std::byte> message) {
   return *taken;
 }
 
-bool Link::ControlIsQuiet() {
+bool TcpEndpoint::ControlIsQuiet() {
   return std::exchange(landing_due_, false) || ReceiveControl(true) == Control::kQuiet;
 }
 
-void Link::ReadControl() {
+void TcpEndpoint::ReadControl() {
   if (!up() || control_.HasFrame()) return;
   // Without waiting for epoll to report the socket: a spinning driver expects a message here.
   absl::StatusOr<bool> got = control_.Fill();
@@ -43,7 +43,7 @@ void Link::ReadControl() {
 // until kMaxControlFrames frames were handled, because a peer may send nothing but frames that are
 // not reported. The messages stay in the buffer until the next Poll, so it is not read again
 // before. `look`: read the socket even if no event said that it is readable.
-Link::Control Link::ReceiveControl(bool look) {
+TcpEndpoint::Control TcpEndpoint::ReceiveControl(bool look) {
   if (message_poll_ == backend_->poll_number()) return Control::kMessages;
   for (size_t frames = 0; frames < kMaxControlFrames;) {
     absl::StatusOr<std::optional<net::ControlStream::Frame>> frame = control_.Front();
@@ -62,7 +62,7 @@ Link::Control Link::ReceiveControl(bool look) {
       if (OnControlFrame(**frame) == Control::kDown) return Control::kDown;
       control_.Pop(**frame);
       ++frames;
-      // The frame was `ready`; what follows it waits until the link is up.
+      // The frame was `ready`; what follows it waits until the endpoint is up.
       if (joining()) return Control::kMessages;
       continue;
     }
@@ -78,7 +78,7 @@ Link::Control Link::ReceiveControl(bool look) {
   return Control::kMessages;
 }
 
-Link::Control Link::OnControlFrame(const net::ControlStream::Frame& frame) {
+TcpEndpoint::Control TcpEndpoint::OnControlFrame(const net::ControlStream::Frame& frame) {
   switch (frame.kind) {
     case ControlKind::kMessage: {
       if (!up()) break;
@@ -88,7 +88,8 @@ Link::Control Link::OnControlFrame(const net::ControlStream::Frame& frame) {
       return Control::kMessages;
     }
     case ControlKind::kFrame: {
-      absl::Status status = connecting() ? OnRailLost(frame.payload) : OnInlineFrame(frame.payload);
+      absl::Status status =
+          connecting() ? OnStreamLost(frame.payload) : OnInlineFrame(frame.payload);
       if (status.ok()) return down() ? Control::kDown : Control::kQuiet;
       Fail(status, "control stream");
       return Control::kDown;
