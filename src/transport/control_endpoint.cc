@@ -1,5 +1,6 @@
 #include "src/transport/control_endpoint.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,18 +12,25 @@ namespace {
 
 // The frames that one Poll takes from one endpoint at most, so that no endpoint starves the others.
 constexpr size_t kMaxControlFrames = 256;
+// The time from the control stream's preamble until the accepting side has reported the endpoint.
+// At least 2 s, because the peer's connect_timeout may be longer than this side's.
+constexpr Duration kJoinTimeout = std::chrono::seconds(2);
 
 }  // namespace
 
-ControlEndpoint::ControlEndpoint(EndpointHub* hub, PeerAddress peer)
+ControlEndpoint::ControlEndpoint(EndpointHub* hub, PeerAddress peer, uint32_t rails)
     : hub_(hub), state_(State::kDialling), control_(this) {
   const EndpointHub::Settings& settings = hub->settings();
-  dialler_.emplace(settings.backend + " peer", std::move(peer), settings.service, 1,
+  dialler_.emplace(settings.backend + " peer", std::move(peer), settings.service, rails,
                    settings.connect_timeout, &control_);
 }
 
 ControlEndpoint::ControlEndpoint(EndpointHub* hub, Fd control, std::string from)
-    : hub_(hub), state_(State::kUp), control_(this), from_(std::move(from)) {
+    : hub_(hub),
+      state_(State::kGreeting),
+      control_(this),
+      from_(std::move(from)),
+      up_by_(Now() + std::max<Duration>(hub->settings().connect_timeout, kJoinTimeout)) {
   control_.Adopt(std::move(control));
 }
 
@@ -48,22 +56,40 @@ std::string ControlEndpoint::Where() const {
   return absl::StrCat(hub_->settings().backend, " peer ", Name());
 }
 
+void ControlEndpoint::Reschedule() {
+  if (hub_ != nullptr) hub_->Reschedule(this);
+}
+
 void ControlEndpoint::Dial() {
   dialler_->Start();
   FollowDialler();
 }
 
 void ControlEndpoint::FollowDialler() {
-  hub_->TimersChanged();
   if (dialler_->state() == Dialler::State::kFailed) return Down(dialler_->status(), false);
+  up_by_ = dialler_->deadline();
+  Reschedule();
   Activate();
-  if (dialler_->state() == Dialler::State::kJoined) state_ = State::kGreeting;
+  if (dialler_->state() == Dialler::State::kBusy) return;
+  state_ = State::kGreeting;
+  OnWelcome();
 }
 
 void ControlEndpoint::GoUp() {
   state_ = State::kUp;
-  hub_->TimersChanged();
+  up_by_.reset();
+  Reschedule();
   Say(EventKind::kConnected);
+}
+
+void ControlEndpoint::OnReported() {
+  SetUserTimeout(control_.fd(), Dialler::kUserTimeoutMs);
+  TuneIfLocal(control_.fd());
+  state_ = State::kUp;
+  up_by_.reset();
+  Reschedule();
+  SayHello();
+  Activate();
 }
 
 bool ControlEndpoint::Send(std::span<const std::byte> message) {
@@ -86,75 +112,106 @@ void ControlEndpoint::Tell(std::string_view frame) {
 
 std::optional<Time> ControlEndpoint::deadline() const {
   if (down()) return std::nullopt;
-  return up() ? DataDeadline() : dialler_->deadline();
+  if (state_ == State::kDialling) return up_by_;
+  return Earlier(up_by_, DataDeadline());
 }
 
 void ControlEndpoint::OnDeadline(Time now) {
-  if (up()) return OnDataDeadline(now);
+  if (state_ == State::kDialling) {
+    dialler_->OnDeadline();
+    return FollowDialler();
+  }
+  if (up_by_ && *up_by_ <= now) {
+    if (!connecting()) return Down(absl::DeadlineExceededError("never joined"), false);
+    OnGreetingDeadline();
+  }
+  if (!down()) OnDataDeadline(now);
+}
+
+void ControlEndpoint::OnGreetingDeadline() {
   // The peer accepted the stream but never sent its hello.
-  if (greeting()) return Fail(absl::UnavailableError("the peer did not say what it has"));
-  dialler_->OnDeadline();
-  FollowDialler();
+  Fail(absl::UnavailableError("the peer did not say what it has"));
 }
 
 bool ControlEndpoint::HasWork() const {
-  if (down()) return false;
+  if (state_ == State::kUp || (greeting() && connecting())) {
+    if (control_.sending() && control_.writable()) return true;
+    return HasFrames() || HasDataWork();
+  }
   // Until the welcome has been received, the dialler uses the stream.
-  if (state_ == State::kDialling) return dialler_->HasWork();
-  if (up() && HasDataWork()) return true;
-  if (control_.sending() && control_.writable()) return true;
-  return control_.readable() || control_.HasFrame();
+  return state_ == State::kDialling && dialler_->HasWork();
+}
+
+bool ControlEndpoint::HasFrames() const {
+  if (!control_.HasFrame()) return control_.readable();
+  const absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
+  return !frame.ok() || !MustWait((*frame)->kind, /*after_message=*/false);
 }
 
 void ControlEndpoint::Work() {
   if (state_ == State::kDialling) {
     dialler_->Work();
     FollowDialler();
-    if (!greeting()) return;
   }
-  // Data first: the frames below may end the endpoint.
-  if (up() && HasDataWork()) WorkData();
-  if (down()) return;
+  if (!up() && !(greeting() && connecting())) return;
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent);
-  ReceiveFrames();
+  Turn();
 }
 
-void ControlEndpoint::ReceiveFrames() {
-  for (size_t frames = 0; frames < kMaxControlFrames && !down();) {
+void ControlEndpoint::ReadControl() {
+  if (!up() || control_.HasFrame()) return;
+  absl::StatusOr<bool> got = control_.Fill();
+  if (!got.ok()) return Fail(got.status());
+  if (*got) Activate();
+}
+
+bool ControlEndpoint::ReceiveFrames(bool look) {
+  // The messages stay in the stream's buffer until the next Poll, so it is not filled again before.
+  if (MessagesReported()) return false;
+  for (size_t frames = 0; frames < kMaxControlFrames;) {
     absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();
-    if (!frame.ok()) return Fail(frame.status());
+    if (!frame.ok()) {
+      Fail(frame.status());
+      return false;
+    }
+    const bool after_message = MessagesReported();
     if (frame->has_value()) {
       // A message must be reported in this Poll, because its bytes are valid only until the next
       // one.
-      if (hub_->sink().full()) return;
-      if (!Take(**frame)) return;
+      if (hub_->sink().full()) return false;
+      if (MustWait((*frame)->kind, after_message)) return !after_message;
+      if (!Take(**frame)) return false;
       control_.Pop(**frame);
       ++frames;
       continue;
     }
-    // Filling would overwrite the buffer that holds the messages reported in this Poll.
-    if (message_poll_ == hub_->poll_number() || !control_.readable()) return;
+    if (after_message) return false;
+    if (!look && !control_.readable()) return true;
     absl::StatusOr<bool> got = control_.Fill();
-    if (!got.ok()) return Fail(got.status());
-    if (!*got) return;
-  }
-}
-
-bool ControlEndpoint::Take(const ControlStream::Frame& frame) {
-  switch (frame.kind) {
-    case ControlKind::kMessage: {
-      if (!up()) break;
-      // The message stays in the stream's buffer until the next Poll.
-      message_poll_ = hub_->poll_number();
-      Emit({.kind = EventKind::kMessage, .endpoint = this, .message = frame.payload});
-      return true;
-    }
-    case ControlKind::kFrame: {
-      const absl::Status status = OnFrame(frame.payload);
-      if (status.ok()) return !down();
-      Fail(status);
+    if (!got.ok()) {
+      Fail(got.status());
       return false;
     }
+    if (!*got) return true;
+  }
+  return false;
+}
+
+// False: the endpoint is down.
+bool ControlEndpoint::Take(const ControlStream::Frame& frame) {
+  switch (frame.kind) {
+    case ControlKind::kMessage:
+      if (!up()) break;
+      message_poll_ = hub_->poll_number();
+      hub_->Expect(this);
+      hub_->sink().Emit({.kind = EventKind::kMessage, .endpoint = this, .message = frame.payload});
+      return true;
+    case ControlKind::kFrame:
+      if (absl::Status status = OnFrame(frame.payload); !status.ok()) Fail(status);
+      return !down();
+    case ControlKind::kReady:
+      if (!TakeReady()) break;
+      return !down();
     case ControlKind::kClosing: {
       // The reason comes from the peer: make it printable and cut it before it reaches a log.
       const std::string reason =
@@ -163,8 +220,6 @@ bool ControlEndpoint::Take(const ControlStream::Frame& frame) {
       Fail(absl::UnavailableError(absl::StrCat("the peer closed the connection: ", reason)));
       return false;
     }
-    case ControlKind::kReady:
-      break;
   }
   Fail(absl::InvalidArgumentError("the peer sent a control frame that has no place here"));
   return false;
@@ -175,30 +230,33 @@ void ControlEndpoint::Shutdown(absl::Status why) {
   if (!down()) Down(Annotate(why, Where()), true);
 }
 
-void ControlEndpoint::Fail(const absl::Status& status) {
+void ControlEndpoint::Fail(const absl::Status& status, std::string_view stream) {
   if (down()) return;
   // Unavailable means that the connection is broken, so no goodbye can reach the peer.
-  Down(Annotate(status, absl::StrCat(Where(), ", control stream")), !absl::IsUnavailable(status));
+  Down(Annotate(status, absl::StrCat(Where(), ", ", ToAbsl(stream))), !absl::IsUnavailable(status));
 }
 
 void ControlEndpoint::Down(absl::Status why, bool tell) {
   // EndData may call back into Down.
   if (std::exchange(ending_, true)) return;
   const bool was_up = up();
+  // An accepted endpoint that never was up is not known to the agent.
+  const bool reported = was_up || connecting();
   EndData(why);
   state_ = State::kDown;
+  std::vector<Fd> data = ReleaseData();
   if (tell && was_up) {
     // The goodbye must not overtake what is queued, and closing at once would reset the connection.
-    // The socket lingers until the peer has read everything.
+    // The sockets linger until the peer has read everything.
     const std::string reason = ForPeer(ToStd(why.message()));
     control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
     std::string queued = control_.TakeQueued();
-    hub_->Linger(control_.Release(), std::move(queued));
+    hub_->Linger(control_.Release(), std::move(data), std::move(queued));
   } else {
     control_.Release();
   }
-  hub_->TimersChanged();
-  why_down_ = std::move(why);
+  Reschedule();
+  if (reported) why_down_ = std::move(why);
   FinishDown();
 }
 
@@ -214,7 +272,7 @@ void ControlEndpoint::Emit(Event event) {
 }
 
 void ControlEndpoint::Say(EventKind kind, uint64_t id, absl::Status status, uint32_t rail) {
-  Emit(MakeEvent(kind, this, id, std::move(status), rail));
+  if (hub_ != nullptr) hub_->sink().Say(kind, this, id, std::move(status), rail);
 }
 
 }  // namespace kvxfer::net

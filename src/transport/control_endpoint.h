@@ -1,9 +1,10 @@
-// An endpoint whose data does not travel over TCP, on either side: its control stream. It dials,
-// transports the agents' messages and the backend's frames, and when the endpoint ends it tells the
-// peer and reports why. The backend only defines the contents of its frames and what its data does.
+// An endpoint with a control stream, on either side. It dials, transports the agents' messages and
+// the backend's frames, and when the endpoint ends it tells the peer and reports why. The backend
+// defines the contents of its frames and what its data does, which may travel over TCP as well.
 //
-// States: kDialling → kGreeting (welcomed; waits for the accepting side's first frame) → kUp →
-// kDown. An accepted endpoint starts in kUp and sends its hello.
+// States of the connecting side: kDialling → kGreeting (welcomed; waits for the accepting side's
+// first frames) → kUp → kDown. States of the accepting side: kGreeting (the hub owns it; nothing is
+// read) → kUp (the agent owns it; it has sent its hello) → kDown.
 //
 // Thread-safety: none; used by the agent's driving thread.
 
@@ -15,6 +16,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
@@ -36,17 +39,22 @@ class ControlEndpoint : public Endpoint, public StreamClient {
 
   // --- for the hub ---
   void Dial();
-  // One turn of the control stream; bounded.
+  // Accepting side: was reported to the agent. Goes up and says hello.
+  void OnReported();
+  // One turn; bounded.
   void Work();
   bool HasWork() const;
+  // Reads the control stream, whether it is known to be readable or not, unless frames that it
+  // brought earlier are not handled yet.
+  void ReadControl();
   std::optional<Time> deadline() const;
   void OnDeadline(Time now);
-  // Accepting side, called once: sends the first frames to the peer.
-  virtual void SayHello() = 0;
   // Called when the hub is destroyed before its endpoints.
   void Detach();
-  bool active = false;  // in the hub's list of active endpoints
+  bool active = false;          // in the hub's list of active endpoints
+  std::optional<Time> timer{};  // its place in the hub's timers
 
+  bool connecting() const { return dialler_.has_value(); }
   bool up() const { return state_ == State::kUp; }
   bool down() const { return state_ == State::kDown; }
 
@@ -56,10 +64,12 @@ class ControlEndpoint : public Endpoint, public StreamClient {
 
  protected:
   // Connecting side.
-  ControlEndpoint(EndpointHub* hub, PeerAddress peer);
+  ControlEndpoint(EndpointHub* hub, PeerAddress peer, uint32_t rails = 1);
   // Accepting side.
   ControlEndpoint(EndpointHub* hub, Fd control, std::string from);
 
+  // Accepting side, called once: sends the first frames to the peer.
+  virtual void SayHello() = 0;
   // Handles a frame of the peer; while greeting() it is the peer's hello. An error ends the
   // endpoint.
   virtual absl::Status OnFrame(std::span<const std::byte> frame) = 0;
@@ -67,31 +77,60 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   virtual void EndData(const absl::Status& why) = 0;
   // True if no byte can be written or read through this endpoint any more.
   virtual bool IsQuiet() const = 0;
-  // The data's work in one turn while up(), before the peer's frames are read.
-  virtual bool HasDataWork() const { return false; }
-  virtual void WorkData() {}
-  // Called while up() only.
+  // Called while greeting() or up() only, as are the next three.
   virtual std::optional<Time> DataDeadline() const { return std::nullopt; }
   virtual void OnDataDeadline(Time /*now*/) {}
+  // One turn, after what waits was sent: handles frames, and lets the data do its work.
+  virtual void Turn() {
+    if (!down()) ReceiveFrames();
+  }
+  // Whether Turn has work besides frames.
+  virtual bool HasDataWork() const { return false; }
   // Called when the backend is destroyed before the endpoint.
   virtual void OnDetached() {}
+
+  // --- for data streams ---
+  // Connecting side: the peer has welcomed the control stream.
+  virtual void OnWelcome() {}
+  // Whether the peer's next frame, of that kind, has to wait. `after_message`: a message before it
+  // was reported in this Poll.
+  virtual bool MustWait(ControlKind /*kind*/, bool /*after_message*/) const { return false; }
+  // Handles the frame kReady. False: it has no place here.
+  virtual bool TakeReady() { return false; }
+  // Connecting side, greeting(): the time is over in which it may come up.
+  virtual void OnGreetingDeadline();
+  // Closes the data streams and returns those sockets that must linger with the control stream's.
+  virtual std::vector<Fd> ReleaseData() { return {}; }
 
   // The peer's address; while dialling, the one that is being tried.
   std::string Name() const { return dialler_ ? dialler_->address().ToString() : from_; }
   // "verbs peer 10.0.0.2:7471".
   std::string Where() const;
   bool greeting() const { return state_ == State::kGreeting; }
+  // Connecting side.
+  const Dialler& dialler() const { return *dialler_; }
   // The peer's hello was received and is valid: reports kConnected.
   void GoUp();
   void Tell(std::string_view frame);
+  ControlStream& control() { return control_; }
   // Bytes of messages and frames that wait for the control stream.
   size_t unsent() const { return control_.queued_bytes(); }
-  // Ends the endpoint because of what the peer or the network did.
-  void Fail(const absl::Status& status);
+  // Handles the frames that have arrived, and reports the messages among them; `look`: also reads
+  // the socket if no event said that it is readable. True: all of them were handled, and none of
+  // this Poll's was a message. The agent must see a message before data that comes after it.
+  bool ReceiveFrames(bool look = false);
+  // One of its messages was reported in this Poll.
+  bool MessagesReported() const { return message_poll_ == hub_->poll_number(); }
+  // Its deadline may have changed.
+  void Reschedule();
+  // Ends the endpoint because of what the peer or the network did on `stream`. The peer is told
+  // unless the network failed.
+  void Fail(const absl::Status& status, std::string_view stream = "control stream");
   void Down(absl::Status why, bool tell);
   // Called when the data may have become quiet: reports kDown if that was waiting for it.
   void FinishDown();
 
+  EventSink& sink() { return hub_->sink(); }
   // No effect once detached.
   void Emit(Event event);
   void Say(EventKind kind, uint64_t id = 0, absl::Status status = {}, uint32_t rail = 0);
@@ -100,14 +139,15 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   enum class State : uint8_t { kDialling, kGreeting, kUp, kDown };
 
   void FollowDialler();
-  void ReceiveFrames();
+  bool HasFrames() const;
   bool Take(const ControlStream::Frame& frame);
 
-  EndpointHub* hub_;
+  EndpointHub* hub_;  // null once detached
   State state_;
   ControlStream control_;
   std::optional<Dialler> dialler_;  // connecting side
   const std::string from_;          // accepting side
+  std::optional<Time> up_by_;       // while dialling and greeting: when the attempt is given up
   bool ending_ = false;             // Down has begun
   absl::Status why_down_;           // set until kDown is reported
   uint64_t message_poll_ = 0;  // number of the last Poll that reported messages of this endpoint

@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/base/log.h"
 #include "src/core/base/strings.h"
 #include "src/transport/control_endpoint.h"
-#include "src/transport/dialler.h"
 #include "src/transport/event_queue.h"
 
 namespace kvxfer::net {
 namespace {
 
-// The host without the port, because the port in `advertise` is tcp's.
+constexpr size_t kMaxHalfOpen = 256;
+// After looking for it this often in vain no further message is expected.
+constexpr uint32_t kMaxLooks = 1024;
+
+// The host without the port, because the port in `advertise` is another backend's.
 std::string HostOf(const std::string& advertise) {
   const size_t colon = advertise.rfind(':');
   if (colon == std::string::npos || advertise.find(']', colon) != std::string::npos) {
@@ -22,6 +26,11 @@ std::string HostOf(const std::string& advertise) {
 }
 
 }  // namespace
+
+EndpointHub::EndpointHub(Settings settings, Client* client)
+    : settings_(std::move(settings)), client_(client) {}
+
+EndpointHub::~EndpointHub() { Close(); }
 
 absl::Status EndpointHub::Open() {
   absl::StatusOr<std::unique_ptr<Reactor>> reactor = Reactor::Create();
@@ -37,26 +46,34 @@ absl::Status EndpointHub::Listen(const AgentOptions& options, const std::string&
   if (!at.ok()) {
     return Annotate(at.status(), own.empty() ? "`listen` (KVXFER_LISTEN)" : own_name);
   }
-  // `listen` names tcp's port, so this listener takes any free one.
-  if (own.empty()) at->front().set_port(0);
-  absl::StatusOr<std::unique_ptr<Listener>> listener =
-      Listener::Create(reactor_.get(), this, at->front());
-  if (!listener.ok()) return listener.status();
-  listener_ = *std::move(listener);
   AgentOptions told = options;
-  told.advertise = HostOf(options.advertise);
-  absl::StatusOr<std::vector<SocketAddress>> advertised = Advertised(told, listener_->address());
+  if (!settings_.has_agent_port) {
+    if (own.empty()) at->front().set_port(0);
+    told.advertise = HostOf(options.advertise);
+  }
+  absl::StatusOr<SocketAddress> listening = ListenAlso(at->front());
+  if (!listening.ok()) return listening.status();
+  absl::StatusOr<std::vector<SocketAddress>> advertised = Advertised(told, *listening);
   if (!advertised.ok()) return advertised.status();
   advertised_ = *std::move(advertised);
   return absl::OkStatus();
 }
 
+absl::StatusOr<SocketAddress> EndpointHub::ListenAlso(const SocketAddress& at) {
+  absl::StatusOr<std::unique_ptr<Listener>> listener = Listener::Create(reactor_.get(), this, at);
+  if (!listener.ok()) return listener.status();
+  listeners_.push_back(*std::move(listener));
+  return listeners_.back()->address();
+}
+
 void EndpointHub::Close() {
-  // Endpoints that were never reported are destroyed with the events that hold them.
+  // Endpoints that were never reported are destroyed here, or with the events that hold them.
+  half_open_.clear();
   sink_.TakeQueue().clear();
   for (ControlEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
   active_.clear();
-  listener_.reset();
+  timers_.clear();
+  listeners_.clear();
   lingering_.Clear();
 }
 
@@ -67,31 +84,46 @@ void EndpointHub::Dial(ControlEndpoint* endpoint) {
 }
 
 void EndpointHub::OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) {
-  Welcome welcome;
   if (preamble.version != kStreamVersion) {
-    welcome.code = WelcomeCode::kWrongVersion;
-  } else if (preamble.target != settings_.incarnation) {
-    welcome.code = WelcomeCode::kWrongIncarnation;
-  } else if (preamble.service != settings_.service || preamble.role != Role::kControl) {
-    // A stream for another service, or a data stream, has no answer here.
-    reactor_->Remove(fd.get());
-    return;
+    Log(LogLevel::kDebug, "{}: {} speaks version {} of the tcp streams, we {}", settings_.backend,
+        from, preamble.version, kStreamVersion);
+    return Refuse(fd, WelcomeCode::kWrongVersion);
   }
-  Answer(fd, welcome);
-  if (welcome.code != WelcomeCode::kJoin) {
-    reactor_->Remove(fd.get());
-    return;
+  const bool ours = preamble.service == settings_.service && preamble.role == Role::kControl;
+  if (!ours && client_->TakeStream(fd, preamble, from)) return;
+  if (preamble.target != settings_.incarnation) {
+    return Refuse(fd, WelcomeCode::kWrongIncarnation);
   }
-  SetUserTimeout(fd.get(), Dialler::kUserTimeoutMs);
-  TuneIfLocal(fd.get());
-  std::unique_ptr<ControlEndpoint> endpoint = client_->Accept(std::move(fd), from);
-  ControlEndpoint* const accepted = endpoint.get();
-  endpoints_.push_back(accepted);
-  // Accepted before it sends its hello: the agent must get the event before any event of this
-  // endpoint.
-  sink_.Emit(MakeAccepted(std::move(endpoint)));
-  accepted->SayHello();
-  Activate(accepted);
+  if (ours) return Accept(std::move(fd), preamble, from);
+  // A stream for another service, or a data stream, has no answer here.
+  reactor_->Remove(fd.get());
+}
+
+void EndpointHub::Refuse(const Fd& fd, WelcomeCode code) {
+  Answer(fd, {.code = code});
+  reactor_->Remove(fd.get());
+}
+
+void EndpointHub::Accept(Fd fd, const Preamble& preamble, const std::string& from) {
+  const LinkId id = settings_.has_data_streams ? Incarnation::Random().bytes : LinkId{};
+  Answer(fd, {.code = WelcomeCode::kJoin, .link = id});
+  // Beyond the limit the oldest half-open endpoint goes, so that peers that never join cannot
+  // exhaust memory.
+  if (half_open_.size() >= kMaxHalfOpen) half_open_.erase(half_open_.begin());
+  half_open_.push_back(client_->Accept(
+      {.control = std::move(fd), .from = from, .rails = preamble.rails, .link = id}));
+  ControlEndpoint* const endpoint = half_open_.back().get();
+  endpoints_.push_back(endpoint);
+  Reschedule(endpoint);
+  if (!settings_.has_data_streams) Report(endpoint);
+}
+
+void EndpointHub::Report(ControlEndpoint* endpoint) {
+  const auto half = std::ranges::find(half_open_, endpoint, &std::unique_ptr<ControlEndpoint>::get);
+  // Before its first frame is sent: the agent must get the event before any other of this endpoint.
+  sink_.Emit(MakeAccepted(std::move(*half)));
+  half_open_.erase(half);
+  endpoint->OnReported();
 }
 
 bool EndpointHub::Begin(std::span<Event> out, bool readable) {
@@ -103,9 +135,18 @@ bool EndpointHub::Begin(std::span<Event> out, bool readable) {
   return true;
 }
 
+void EndpointHub::ReadExpected() {
+  if (expected_ == nullptr) return;
+  if (++looks_ > kMaxLooks) {
+    expected_ = nullptr;
+    return;
+  }
+  expected_->ReadControl();
+}
+
 void EndpointHub::Work() {
   if (next_deadline_ && *next_deadline_ <= Now()) OnDeadlines();
-  listener_->Work();
+  for (const auto& listener : listeners_) listener->Work();
   WorkEndpoints();
   // After the endpoints: what they closed in this turn starts to linger at once.
   lingering_.Work();
@@ -113,10 +154,12 @@ void EndpointHub::Work() {
 }
 
 void EndpointHub::WorkEndpoints() {
-  // A copy: work on one endpoint may activate others (it destroys none).
-  for (ControlEndpoint* endpoint : std::vector<ControlEndpoint*>(active_)) {
-    if (!sink_.full()) endpoint->Work();
-  }
+  // Work on one endpoint may activate others; it destroys none.
+  const size_t count = active_.size();
+  // Another endpoint goes first in each turn. When the sink is full, the endpoints that are left
+  // keep their work.
+  const size_t first = turn_++;
+  for (size_t i = 0; i < count && !sink_.full(); ++i) active_[(first + i) % count]->Work();
   std::erase_if(active_, [](ControlEndpoint* endpoint) {
     endpoint->active = endpoint->HasWork();
     return !endpoint->active;
@@ -124,43 +167,57 @@ void EndpointHub::WorkEndpoints() {
 }
 
 bool EndpointHub::HasWork() const {
-  return sink_.waiting() || listener_->HasWork() || lingering_.HasWork() ||
-         std::ranges::any_of(active_,
-                             [](const ControlEndpoint* endpoint) { return endpoint->HasWork(); });
-}
-
-std::optional<Time> EndpointHub::UnreportedDeadline() const {
-  return Earlier(listener_->deadline(), client_->deadline());
+  const auto has_work = [](const auto& each) { return each->HasWork(); };
+  return sink_.waiting() || lingering_.HasWork() || std::ranges::any_of(listeners_, has_work) ||
+         std::ranges::any_of(active_, has_work);
 }
 
 std::optional<Time> EndpointHub::NextDeadline() const {
-  std::optional<Time> next = Earlier(UnreportedDeadline(), lingering_.deadline());
-  for (const ControlEndpoint* endpoint : endpoints_) next = Earlier(next, endpoint->deadline());
-  return next;
+  std::optional<Time> next = Earlier(client_->deadline(), lingering_.deadline());
+  for (const auto& listener : listeners_) next = Earlier(next, listener->deadline());
+  return timers_.empty() ? next : Earlier(next, timers_.begin()->first);
 }
 
 void EndpointHub::SetTimer() {
-  const std::optional<Time> unreported = UnreportedDeadline();
-  // Endpoints report changes of their deadlines (TimersChanged); the listener and the client do
-  // not, so theirs is compared in every turn. Asking all endpoints costs O(endpoints) and happens
-  // only after a change.
-  if (!timers_changed_ && (!unreported || (next_deadline_ && *next_deadline_ <= *unreported)))
-    return;
-  timers_changed_ = false;
-  next_deadline_ = NextDeadline();
-  reactor_->SetTimer(next_deadline_);
+  if (std::exchange(ask_all_, false)) {
+    for (ControlEndpoint* endpoint : endpoints_) Reschedule(endpoint);
+  }
+  const std::optional<Time> next = NextDeadline();
+  // The client's deadline may move away in every turn, and nobody reports that. The timer then
+  // stays: one wake-up in vain costs less than a system call in every turn.
+  const bool near_enough = next_deadline_ && (!next || *next_deadline_ <= *next);
+  if (!std::exchange(timers_changed_, false) && near_enough) return;
+  next_deadline_ = next;
+  reactor_->SetTimer(next);
 }
 
 void EndpointHub::OnDeadlines() {
   const Time now = Now();
   timers_changed_ = true;
-  listener_->OnDeadline(now);
-  // Handling one deadline may end another endpoint, but destroys none.
-  for (ControlEndpoint* endpoint : std::vector<ControlEndpoint*>(endpoints_)) {
-    if (endpoint->deadline() && *endpoint->deadline() <= now) endpoint->OnDeadline(now);
+  for (const auto& listener : listeners_) listener->OnDeadline(now);
+  std::vector<ControlEndpoint*> late;
+  for (const auto& [when, endpoint] : timers_) {
+    if (when > now) break;
+    late.push_back(endpoint);
   }
+  // Handling one deadline may end another endpoint, but destroys none.
+  for (ControlEndpoint* endpoint : late) {
+    if (endpoint->deadline() && *endpoint->deadline() <= now) endpoint->OnDeadline(now);
+    Reschedule(endpoint);
+  }
+  // An endpoint that went down before it was reported belongs to no agent.
+  std::erase_if(half_open_, [](const auto& endpoint) { return endpoint->down(); });
   client_->OnDeadline(now);
   lingering_.OnDeadline(now);
+}
+
+void EndpointHub::Reschedule(ControlEndpoint* endpoint) {
+  const std::optional<Time> deadline = endpoint->deadline();
+  if (deadline == endpoint->timer) return;
+  if (endpoint->timer) timers_.erase({*endpoint->timer, endpoint});
+  if (deadline) timers_.emplace(*deadline, endpoint);
+  endpoint->timer = deadline;
+  timers_changed_ = true;
 }
 
 void EndpointHub::Activate(ControlEndpoint* endpoint) {
@@ -171,13 +228,15 @@ void EndpointHub::Activate(ControlEndpoint* endpoint) {
 void EndpointHub::Forget(ControlEndpoint* endpoint) {
   std::erase(endpoints_, endpoint);
   std::erase(active_, endpoint);
+  if (endpoint->timer) timers_.erase({*endpoint->timer, endpoint});
+  if (expected_ == endpoint) expected_ = nullptr;
   sink_.Purge(endpoint);
   timers_changed_ = true;
 }
 
-void EndpointHub::Linger(Fd control, std::string queued) {
+void EndpointHub::Linger(Fd control, std::vector<Fd> data, std::string queued) {
   if (!control.valid()) return;
-  lingering_.Add(reactor_.get(), std::move(control), {}, std::move(queued));
+  lingering_.Add(reactor_.get(), std::move(control), std::move(data), std::move(queued));
   timers_changed_ = true;
 }
 

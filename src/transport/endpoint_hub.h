@@ -1,7 +1,9 @@
-// What the control streams of one backend share if its data does not travel over TCP: one epoll
-// set, a listener, the endpoints, their events and their timers.
+// What the socket-controlled endpoints of one backend share: one epoll set, listeners, the
+// endpoints themselves, their events and their timers.
 //
-// A backend's Poll consists of Begin, the backend's own devices, Work, and End.
+// A backend's Poll consists of Begin, the backend's own devices, Work, and End. If messages over
+// sockets are its most likely input, Input::kLikely reads the endpoint that brought the last one
+// (ReadExpected); if its completions are in memory, kLikely reads no socket.
 //
 // Lifetime: endpoints may outlive the hub; after Close they are useless.
 // Thread-safety: none; used by the agent's driving thread.
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,14 +35,26 @@ namespace kvxfer::net {
 
 class ControlEndpoint;
 
+// A control stream that a peer has opened. It is watched already, and the welcome was sent.
+struct Incoming {
+  Fd control;
+  std::string from;    // the peer's address
+  uint32_t rails = 0;  // that the peer asks for
+  LinkId link{};       // of the welcome
+};
+
 class EndpointHub final : private Listener::Acceptor {
  public:
   // The backend that uses the hub.
   class Client {
    public:
     virtual ~Client() = default;
-    // A peer has connected; `control` is watched, and the welcome was sent.
-    virtual std::unique_ptr<ControlEndpoint> Accept(Fd control, std::string from) = 0;
+    virtual std::unique_ptr<ControlEndpoint> Accept(Incoming incoming) = 0;
+    // A stream that is no control stream of the hub's service. A client that takes it calls
+    // Reactor::Change or Reactor::Remove. False: it was not taken.
+    virtual bool TakeStream(Fd& /*fd*/, const Preamble& /*preamble*/, const std::string& /*from*/) {
+      return false;
+    }
     // The backend's own deadline, beside those of endpoints; asked in every turn.
     virtual std::optional<Time> deadline() const { return std::nullopt; }
     virtual void OnDeadline(Time /*now*/) {}
@@ -49,30 +64,42 @@ class EndpointHub final : private Listener::Acceptor {
     Service service{};
     Incarnation incarnation{};
     Duration connect_timeout{};
+    // `listen` and `advertise` of AgentOptions give the port of this backend. Otherwise they give
+    // only the host.
+    bool has_agent_port = false;
+    // Data streams join an endpoint, by the id in its welcome, and the backend calls Report after
+    // the first one. Otherwise an endpoint is reported at once.
+    bool has_data_streams = false;
   };
 
-  EndpointHub(Settings settings, Client* client)
-      : settings_(std::move(settings)), client_(client) {}
-  ~EndpointHub() override { Close(); }
+  EndpointHub(Settings settings, Client* client);
+  ~EndpointHub() override;
 
   // Must be called first.
   absl::Status Open();
   // Listens at `own`, the value of the option that errors call `own_name`. If that is empty,
-  // listens at any free port of the host of `options.listen`.
+  // listens at `options.listen`.
   absl::Status Listen(const AgentOptions& options, const std::string& own,
                       std::string_view own_name);
+  // Listens at one more address, and returns it with its port.
+  absl::StatusOr<SocketAddress> ListenAlso(const SocketAddress& at);
   // Detaches every endpoint, and drops the events that were not reported.
   void Close();
 
-  // What peers need to connect (src/transport/sockets/address.h), and "host:port".
-  std::string Address() const { return EncodeAddress({settings_.incarnation, advertised_}); }
-  std::string ListenAddress() const { return listener_->address().ToString(); }
+  // What peers need to connect, and its text (src/transport/sockets/address.h); and "host:port".
+  PeerAddress Own() const { return {settings_.incarnation, advertised_}; }
+  std::string Address() const { return EncodeAddress(Own()); }
+  std::string ListenAddress() const { return listeners_.front()->address().ToString(); }
   // Starts connecting an endpoint that the backend has made.
   void Dial(ControlEndpoint* endpoint);
+  // An accepted endpoint is usable: reports it to the agent, which owns it from here on.
+  void Report(ControlEndpoint* endpoint);
 
   // --- turns ---
   // False: waiting events fill `out`, and Work must not be called.
   bool Begin(std::span<Event> out, bool readable);
+  // Reads the control stream of the endpoint that brought the last message.
+  void ReadExpected();
   void Work();
   size_t End() { return sink_.End(); }
   // Whether there is work that fd() would not show.
@@ -89,18 +116,27 @@ class EndpointHub final : private Listener::Acceptor {
   const std::vector<ControlEndpoint*>& endpoints() const { return endpoints_; }
   // Counts the calls of Begin.
   uint64_t poll_number() const { return poll_number_; }
-  void TimersChanged() { timers_changed_ = true; }
+  // The deadline of one endpoint may have changed; of some endpoints: asks all of them.
+  void Reschedule(ControlEndpoint* endpoint);
+  void TimersChanged() { ask_all_ = true; }
   void Activate(ControlEndpoint* endpoint);
+  // A message has arrived over `endpoint`: another one may follow soon.
+  void Expect(ControlEndpoint* endpoint) {
+    expected_ = endpoint;
+    looks_ = 0;
+  }
   void Forget(ControlEndpoint* endpoint);
-  void Linger(Fd control, std::string queued);
+  // Answers a stream whose preamble came, and stops watching it.
+  void Refuse(const Fd& fd, WelcomeCode code);
+  // Closes the streams of an endpoint once the peer has read what its control stream still sends.
+  void Linger(Fd control, std::vector<Fd> data, std::string queued);
 
  private:
   void OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) override;
+  void Accept(Fd fd, const Preamble& preamble, const std::string& from);
   void WorkEndpoints();
   void OnDeadlines();
   std::optional<Time> NextDeadline() const;
-  // Deadlines of the listener and the client, which do not report changes.
-  std::optional<Time> UnreportedDeadline() const;
 
   const Settings settings_;
   Client* const client_;
@@ -110,10 +146,19 @@ class EndpointHub final : private Listener::Acceptor {
   uint64_t poll_number_ = 0;
   std::vector<ControlEndpoint*> endpoints_;
   std::vector<ControlEndpoint*> active_;  // endpoints that may have work
+  size_t turn_ = 0;                       // the endpoint in active_ that goes first
+  ControlEndpoint* expected_ = nullptr;   // the endpoint that brought the last message
+  uint32_t looks_ = 0;                    // how often another one was looked for since
+  std::vector<std::unique_ptr<ControlEndpoint>> half_open_;  // not reported yet, oldest first
   Lingerers lingering_;
-  bool timers_changed_ = false;
-  std::optional<Time> next_deadline_;
-  std::unique_ptr<Listener> listener_;  // last, because it passes streams to the members above
+  // Endpoints that have a deadline, each by the one that it had when it was last asked
+  // (ControlEndpoint::timer).
+  std::set<std::pair<Time, ControlEndpoint*>> timers_;
+  bool ask_all_ = false;               // endpoints must be asked for their deadlines
+  bool timers_changed_ = false;        // the timer is to be set anew
+  std::optional<Time> next_deadline_;  // what it is set to
+  // Declared last, so destroyed first: listeners pass streams to the members above.
+  std::vector<std::unique_ptr<Listener>> listeners_;
 };
 
 }  // namespace kvxfer::net

@@ -98,8 +98,9 @@ absl::StatusOr<std::unique_ptr<Endpoint>> CudaIpcBackend::Connect(std::string_vi
   return endpoint;
 }
 
-std::unique_ptr<net::ControlEndpoint> CudaIpcBackend::Accept(net::Fd control, std::string from) {
-  return std::make_unique<CudaIpcAcceptedEndpoint>(this, std::move(control), std::move(from));
+std::unique_ptr<net::ControlEndpoint> CudaIpcBackend::Accept(net::Incoming incoming) {
+  return std::make_unique<CudaIpcAcceptedEndpoint>(this, std::move(incoming.control),
+                                                   std::move(incoming.from));
 }
 
 void CudaIpcBackend::OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) {

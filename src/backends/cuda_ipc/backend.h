@@ -71,7 +71,7 @@ class CudaIpcBackend final : public Backend,
   void FindDevices();
   std::unique_ptr<CudaIpcRegistration> Add(const LocalRegion& region, const cuda::Driver* driver,
                                            cuda::DeviceSpan span);
-  std::unique_ptr<net::ControlEndpoint> Accept(net::Fd control, std::string from) override;
+  std::unique_ptr<net::ControlEndpoint> Accept(net::Incoming incoming) override;
   std::optional<Time> deadline() const override;
   void OnDial(std::unique_ptr<Lifeline> lifeline, const DialPacket& dial) override;
   void OnClosed(const CudaIpcRegistration& registration) override;

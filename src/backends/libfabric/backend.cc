@@ -124,8 +124,9 @@ absl::StatusOr<std::unique_ptr<Endpoint>> LibfabricBackend::Connect(std::string_
   return endpoint;
 }
 
-std::unique_ptr<net::ControlEndpoint> LibfabricBackend::Accept(net::Fd control, std::string from) {
-  return std::make_unique<LibfabricAcceptedEndpoint>(this, std::move(control), std::move(from));
+std::unique_ptr<net::ControlEndpoint> LibfabricBackend::Accept(net::Incoming incoming) {
+  return std::make_unique<LibfabricAcceptedEndpoint>(this, std::move(incoming.control),
+                                                     std::move(incoming.from));
 }
 
 absl::StatusOr<std::unique_ptr<Registration>> LibfabricBackend::Register(
@@ -171,13 +172,16 @@ bool LibfabricBackend::Arm() {
   };
   if (std::ranges::any_of(hub_.endpoints(), unread)) return false;
   // Rest may queue frames, hence the second look at HasWork.
-  for (net::ControlEndpoint* endpoint : hub_.endpoints()) static_cast<LibfabricEndpoint*>(endpoint)->Rest();
+  for (net::ControlEndpoint* endpoint : hub_.endpoints())
+    static_cast<LibfabricEndpoint*>(endpoint)->Rest();
   hub_.SetTimer();
   return !hub_.HasWork();
 }
 
 std::optional<Time> LibfabricBackend::deadline() const {
-  const auto busy = [](const net::ControlEndpoint* endpoint) { return EndpointOf(endpoint).busy(); };
+  const auto busy = [](const net::ControlEndpoint* endpoint) {
+    return EndpointOf(endpoint).busy();
+  };
   if (std::ranges::none_of(hub_.endpoints(), busy)) return std::nullopt;
   // The timer wakes the agent for the next look at the completion queues.
   return looked_ + kLook;

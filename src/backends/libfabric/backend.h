@@ -60,7 +60,7 @@ class LibfabricBackend final : public Backend, private net::EndpointHub::Client 
   std::string provider() const;
   Capabilities Limits() const;
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
-  std::unique_ptr<net::ControlEndpoint> Accept(net::Fd control, std::string from) override;
+  std::unique_ptr<net::ControlEndpoint> Accept(net::Incoming incoming) override;
   std::optional<Time> deadline() const override;
 
   const AgentOptions options_;

@@ -1,4 +1,4 @@
-// TcpBackend: listening, connecting, and its turns in Poll.
+// TcpBackend: listening, connecting, incoming streams, and its turns in Poll.
 
 #include "src/backends/tcp/backend.h"
 
@@ -6,23 +6,28 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/base/log.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::tcp {
 namespace {
 
 constexpr size_t kScratchBytes = 256 * 1024;
-// After looking for it this often in vain no further message is expected.
-constexpr uint32_t kMaxLooks = 1024;
 
 }  // namespace
 
 TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
     : options_(context.options),
       tcp_(std::move(options)),
-      incarnation_(context.incarnation),
       host_(context.host),
-      metadata_(context.metadata) {
+      metadata_(context.metadata),
+      hub_({.backend = "tcp",
+            .service = kService,
+            .incarnation = context.incarnation,
+            .connect_timeout = options_.connect_timeout,
+            .has_agent_port = true,
+            .has_data_streams = true},
+           this) {
   info_.name = "tcp";
   info_.capabilities = {.arrival = Arrival::kImmediate,
                         .rail_keeps_order = true,
@@ -38,57 +43,29 @@ absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendCont
   absl::StatusOr<TcpOptions> options = ReadOptions<TcpOptions>("tcp", context.options);
   if (!options.ok()) return options.status();
   std::unique_ptr<TcpBackend> backend(new TcpBackend(context, *std::move(options)));
-  absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
-  if (!reactor.ok()) return Annotate(reactor.status(), "tcp");
-  backend->reactor_ = *std::move(reactor);
-  backend->info_.wait_fd = backend->reactor_->fd();
+  if (absl::Status open = backend->hub_.Open(); !open.ok()) return open;
   if (absl::Status listening = backend->Listen(); !listening.ok()) return listening;
-  backend->DescribeListeners();
+  backend->info_.wait_fd = backend->hub_.fd();
   return backend;
 }
 
+// At `listen`, and at each of the addresses for data streams.
 absl::Status TcpBackend::Listen() {
-  absl::StatusOr<std::vector<net::SocketAddress>> at =
-      net::Resolve(options_.listen, kDefaultPort, net::Names::kResolve);
-  if (!at.ok()) return Annotate(at.status(), "`listen` (KVXFER_LISTEN)");
-  absl::StatusOr<std::unique_ptr<net::Listener>> listener =
-      net::Listener::Create(reactor_.get(), this, at->front());
-  if (!listener.ok()) return listener.status();
-  listeners_.push_back(*std::move(listener));
-  absl::StatusOr<std::vector<net::SocketAddress>> advertised =
-      net::Advertised(options_, listeners_.front()->address());
-  if (!advertised.ok()) return advertised.status();
-  advertised_ = *std::move(advertised);
+  if (absl::Status listening = hub_.Listen(options_, "", ""); !listening.ok()) return listening;
   absl::StatusOr<std::vector<LocalAddress>> local = ResolveLocal(tcp_.addresses, Sysfs());
   if (!local.ok()) return local.status();
   local_ = *std::move(local);
+  net::PeerAddress own = hub_.Own();
   for (const LocalAddress& address : local_) {
-    listener = net::Listener::Create(reactor_.get(), this, address.at);
-    if (!listener.ok()) {
-      return Annotate(listener.status(), "`tcp.addresses` (KVXFER_TCP_ADDRESSES)");
-    }
-    listeners_.push_back(*std::move(listener));
-  }
-  return absl::OkStatus();
-}
-
-TcpBackend::~TcpBackend() {
-  // Endpoints that were never reported are destroyed with their events.
-  half_open_.clear();
-  sink_.TakeQueue().clear();
-  for (TcpEndpoint* endpoint : endpoints_) endpoint->Detach();
-}
-
-void TcpBackend::DescribeListeners() {
-  net::PeerAddress own{.incarnation = incarnation_, .candidates = advertised_};
-  for (size_t i = 0; i < local_.size(); ++i) {
-    const net::SocketAddress at = listeners_[i + 1]->address();
-    own.data.push_back({.at = at, .mbps = local_[i].mbps});
-    std::string& device = info_.devices.emplace_back(at.ToString());
-    if (local_[i].mbps > 0) absl::StrAppend(&device, ", ", local_[i].mbps, " Mb/s");
+    absl::StatusOr<net::SocketAddress> at = hub_.ListenAlso(address.at);
+    if (!at.ok()) return Annotate(at.status(), "`tcp.addresses` (KVXFER_TCP_ADDRESSES)");
+    own.data.push_back({.at = *at, .mbps = address.mbps});
+    std::string& device = info_.devices.emplace_back(at->ToString());
+    if (address.mbps > 0) absl::StrAppend(&device, ", ", address.mbps, " Mb/s");
   }
   info_.address = net::EncodeAddress(own);
-  info_.listen_address = listeners_.front()->address().ToString();
+  info_.listen_address = hub_.ListenAddress();
+  return absl::OkStatus();
 }
 
 absl::Status TcpBackend::Reachable(std::string_view address, const HostIdentity& host) const {
@@ -104,9 +81,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> TcpBackend::Connect(std::string_view a
   absl::StatusOr<Paths> paths = Paths::Plan(local_, *peer, tcp_.streams);
   if (!paths.ok()) return paths.status();
   auto endpoint = std::make_unique<TcpEndpoint>(this, *std::move(peer), *std::move(paths));
-  endpoints_.push_back(endpoint.get());
-  endpoint->Dial();
-  Watch(endpoint.get());
+  hub_.Dial(endpoint.get());
   return endpoint;
 }
 
@@ -114,109 +89,71 @@ absl::StatusOr<std::unique_ptr<Registration>> TcpBackend::Register(const LocalRe
   return regions_.Register(region, "tcp");
 }
 
+void TcpBackend::OnRegionClosed(const net::Region* region) {
+  for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
+    static_cast<TcpEndpoint*>(endpoint)->OnRegionClosed(region);
+  }
+}
+
 std::span<std::byte> TcpBackend::scratch() {
   if (scratch_ == nullptr) scratch_ = std::make_unique_for_overwrite<std::byte[]>(kScratchBytes);
   return {scratch_.get(), kScratchBytes};
 }
 
-void TcpBackend::Activate(TcpEndpoint* endpoint) {
-  if (std::exchange(endpoint->active, true)) return;
-  active_.push_back(endpoint);
-}
-
-void TcpBackend::Forget(TcpEndpoint* endpoint) {
-  std::erase(endpoints_, endpoint);
-  std::erase(active_, endpoint);
-  std::erase(waiting_, endpoint);
-  if (expected_ == endpoint) expected_ = nullptr;
-  sink_.Purge(endpoint);
-}
-
-void TcpBackend::Watch(TcpEndpoint* endpoint) {
-  if (!std::exchange(endpoint->timed, true)) waiting_.push_back(endpoint);
-  SetTimer();
-}
-
-bool TcpBackend::ListenersHaveWork() const {
-  return std::ranges::any_of(listeners_, [](const auto& each) { return each->HasWork(); });
-}
-
-void TcpBackend::Linger(net::Fd control, std::vector<net::Fd> data, std::string queued) {
-  lingering_.Add(reactor_.get(), std::move(control), std::move(data), std::move(queued));
-  SetTimer();
-}
-
 size_t TcpBackend::Poll(std::span<Event> out, Input input) {
-  ++poll_number_;
-  sink_.Begin(out);
-  if (!sink_.full()) {
-    if (input == Input::kAll) reactor_->Collect();
-    if (input == Input::kLikely) ReadExpected();
-    if (const std::optional<Time> next = NextDeadline(); next && *next <= Now()) OnDeadlines();
-    for (const auto& listener : listeners_) listener->Work();
-    WorkEndpoints();
-    lingering_.Work();
+  if (hub_.Begin(out, input == Input::kAll)) {
+    if (input == Input::kLikely) hub_.ReadExpected();
+    hub_.Work();
     handouts_.Work();
-    SetTimer();
   }
-  return sink_.End();
-}
-
-// The most likely input is a message of the endpoint that brought the last one.
-void TcpBackend::ReadExpected() {
-  if (expected_ == nullptr) return;
-  if (++looks_ > kMaxLooks) {
-    expected_ = nullptr;
-    return;
-  }
-  expected_->ReadControl();
-}
-
-void TcpBackend::WorkEndpoints() {
-  const size_t count = active_.size();
-  // Another endpoint goes first in each Poll. When the sink is full, the endpoints that are left
-  // keep their work.
-  const size_t first = turn_++;
-  for (size_t i = 0; i < count && !sink_.full(); ++i) active_[(first + i) % count]->Work();
-  std::erase_if(active_, [](TcpEndpoint* endpoint) {
-    endpoint->active = endpoint->HasWork();
-    return !endpoint->active;
-  });
-  std::erase_if(waiting_, [](TcpEndpoint* endpoint) {
-    endpoint->timed = endpoint->deadline().has_value();
-    return !endpoint->timed;
-  });
+  return hub_.End();
 }
 
 bool TcpBackend::Arm() {
-  if (sink_.waiting() || ListenersHaveWork() || lingering_.HasWork() || handouts_.HasWork()) {
-    return false;
-  }
-  return std::none_of(active_.begin(), active_.end(),
-                      [](TcpEndpoint* endpoint) { return endpoint->HasWork(); });
+  if (hub_.HasWork() || handouts_.HasWork()) return false;
+  hub_.SetTimer();
+  return true;
 }
 
-std::optional<Time> TcpBackend::NextDeadline() const {
-  std::optional<Time> next = Earlier(lingering_.deadline(), handouts_.deadline());
-  for (const auto& listener : listeners_) next = Earlier(next, listener->deadline());
-  for (const TcpEndpoint* endpoint : waiting_) next = Earlier(next, endpoint->deadline());
-  return next;
+std::unique_ptr<net::ControlEndpoint> TcpBackend::Accept(net::Incoming incoming) {
+  return std::make_unique<TcpEndpoint>(this, std::move(incoming));
 }
 
-void TcpBackend::OnDeadlines() {
-  const Time now = Now();
-  for (const auto& listener : listeners_) listener->OnDeadline(now);
-  const auto late = [now](const TcpEndpoint* endpoint) {
-    return endpoint->deadline() && *endpoint->deadline() <= now;
-  };
-  // A copy, because OnDeadline may change waiting_.
-  for (TcpEndpoint* endpoint : std::vector<TcpEndpoint*>(waiting_)) {
-    if (late(endpoint)) endpoint->OnDeadline();
+bool TcpBackend::TakeStream(net::Fd& fd, const Preamble& preamble, const std::string& from) {
+  if (preamble.service == net::Service::kMetadata) {
+    OnMetadataPreamble(fd, from);
+  } else if (preamble.service == kService) {
+    OnDataPreamble(fd, preamble);
+  } else {
+    hub_.reactor().Remove(fd.get());
   }
-  // An endpoint that went down before it was reported belongs to no agent.
-  std::erase_if(half_open_, [](const auto& endpoint) { return endpoint->down(); });
-  lingering_.OnDeadline(now);
-  handouts_.OnDeadline(now);
+  return true;
+}
+
+void TcpBackend::OnDataPreamble(net::Fd& fd, const Preamble& preamble) {
+  const auto it = std::ranges::find_if(hub_.endpoints(), [&](net::ControlEndpoint* endpoint) {
+    return static_cast<TcpEndpoint*>(endpoint)->Expects(preamble);
+  });
+  // A data stream for an endpoint that is gone, or of another incarnation, gets no answer: its peer
+  // sees the close.
+  if (it == hub_.endpoints().end() || preamble.target != hub_.settings().incarnation ||
+      !static_cast<TcpEndpoint*>(*it)->Join(preamble, fd)) {
+    hub_.reactor().Remove(fd.get());
+  }
+}
+
+void TcpBackend::OnMetadataPreamble(net::Fd& fd, const std::string& from) {
+  std::shared_ptr<const std::string> metadata;
+  WelcomeCode code = WelcomeCode::kNotServed;
+  if (metadata_ && !handouts_.MakeSpace(Now())) {
+    code = WelcomeCode::kBusy;
+  } else if (metadata_) {
+    metadata = metadata_();
+    code = metadata == nullptr ? WelcomeCode::kClosing : WelcomeCode::kJoin;
+  }
+  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: verdict {}", from, static_cast<int>(code));
+  if (metadata == nullptr) return hub_.Refuse(fd, code);
+  handouts_.Add(&hub_.reactor(), std::move(fd), std::move(metadata));
 }
 
 }  // namespace kvxfer::tcp

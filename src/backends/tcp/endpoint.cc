@@ -7,8 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
-#include "src/core/base/strings.h"
-#include "src/core/base/text.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -19,9 +17,6 @@ constexpr size_t kSendTurnBytes = 4 * 1024 * 1024;
 constexpr size_t kReceiveTurnBytes = 2 * 1024 * 1024;
 // How many Polls in a row may leave the data streams unread because messages arrived.
 constexpr uint32_t kMaxPassedOver = 4;
-// The time from the control stream's preamble until a data stream has joined. At least 2 s, because
-// the peer's connect_timeout may be longer than this side's.
-constexpr Duration kJoinTimeout = std::chrono::seconds(2);
 
 std::vector<std::unique_ptr<TcpRail>> MakeRails(TcpEndpoint* endpoint, uint32_t count) {
   std::vector<std::unique_ptr<TcpRail>> out;
@@ -32,12 +27,9 @@ std::vector<std::unique_ptr<TcpRail>> MakeRails(TcpEndpoint* endpoint, uint32_t 
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::PeerAddress peer, Paths paths)
-    : backend_(backend),
-      side_(Side::kConnecting),
-      state_(State::kDialling),
+    : ControlEndpoint(&backend->hub(), std::move(peer), static_cast<uint32_t>(paths.rails())),
+      backend_(backend),
       authorized_(true),
-      reported_(true),
-      control_(this),
       paths_(std::move(paths)),
       rails_(MakeRails(this, static_cast<uint32_t>(paths_->rails()))),
       fences_(1) {
@@ -45,57 +37,26 @@ TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::PeerAddress peer, Paths paths
     lives_.emplace_back(paths_->planned(i),
                         [this, i](std::span<const RailPair> bad) { return OtherPair(i, bad); });
   }
-  dialler_.emplace("tcp peer", std::move(peer), kService, rails(),
-                   backend->options().connect_timeout, &control_);
 }
 
-TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::Fd control, std::string peer, uint32_t rails,
-                         LinkId id)
-    : backend_(backend),
-      side_(Side::kAccepting),
-      state_(State::kJoining),
-      accepted_(std::move(peer)),
-      id_(id),
+TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::Incoming incoming)
+    : ControlEndpoint(&backend->hub(), std::move(incoming.control), std::move(incoming.from)),
+      backend_(backend),
+      id_(incoming.link),
       authorized_(false),
-      reported_(false),
-      deadline_(Now() + std::max<Duration>(backend->options().connect_timeout, kJoinTimeout)),
-      control_(this),
-      join_by_(deadline_),
-      rails_(MakeRails(this, rails)),
-      fences_(rails + 1) {
+      rails_(MakeRails(this, incoming.rails)),
+      fences_(incoming.rails + 1) {
   // No data stream has joined yet, so a fence need not wait for their markers.
-  for (uint32_t i = 0; i < rails; ++i) fences_.Close(i);
-  control_.Adopt(std::move(control));
+  for (uint32_t i = 0; i < incoming.rails; ++i) fences_.Close(i);
 }
 
-TcpEndpoint::~TcpEndpoint() {
-  if (backend_ == nullptr) return;
-  ReleaseStreams();
-  backend_->Forget(this);
-}
-
-void TcpEndpoint::ReleaseStreams() {
-  control_.Release();
+void TcpEndpoint::OnDetached() {
   for (const auto& rail : rails_) rail->Release();
-}
-
-void TcpEndpoint::Detach() {
-  ReleaseStreams();
-  state_ = State::kDown;
-  cause_ = absl::UnavailableError("the tcp backend is gone");
   backend_ = nullptr;
 }
 
-net::Reactor& TcpEndpoint::reactor() { return backend_->reactor(); }
-net::EventSink& TcpEndpoint::sink() { return backend_->sink(); }
 net::RegionMap& TcpEndpoint::regions() { return backend_->regions(); }
 std::span<std::byte> TcpEndpoint::scratch() { return backend_->scratch(); }
-void TcpEndpoint::Activate() { backend_->Activate(this); }
-
-std::string TcpEndpoint::Name() const {
-  if (side_ == Side::kAccepting) return accepted_;
-  return dialler_->address().ToString();
-}
 
 void TcpEndpoint::Authorize() {
   authorized_ = true;
@@ -108,7 +69,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> TcpEndpoint::Import(const RemoteRegio
 }
 
 absl::Status TcpEndpoint::CheckOp(const Op& op) const {
-  if (side_ == Side::kAccepting) {
+  if (!connecting()) {
     return absl::FailedPreconditionError(
         "tcp: ops are posted on the endpoint that connected; connect to the peer");
   }
@@ -145,18 +106,12 @@ void TcpEndpoint::SendPosted(TcpRail& rail) {
   if (absl::Status sent = rail.Send(kInlineCopyBytes); !sent.ok()) RailFailed(rail.index(), sent);
 }
 
-bool TcpEndpoint::HasWork() const {
-  if (down() || (!up() && !connecting())) return false;
-  if (state_ == State::kDialling) return dialler_->HasWork();
-  if (control_.sending() && control_.writable()) return true;
-  // What follows `ready` waits until the endpoint is up.
-  const bool hears = !(HoldsInline() || (joining() && ready_));
-  if (hears && (control_.readable() || control_.HasFrame())) return true;
+bool TcpEndpoint::HasDataWork() const {
   for (const auto& rail : rails_) {
     if (rail->hung_up()) return true;
     if (rail->dialling()) {
-      const bool greeting = rail->state() == TcpRail::State::kGreeting;
-      if (greeting ? rail->readable() : rail->writable()) return true;
+      const bool greets = rail->state() == TcpRail::State::kGreeting;
+      if (greets ? rail->readable() : rail->writable()) return true;
     } else if (up() && (rail->CanSend() || (authorized_ && rail->CanReceive()))) {
       return true;
     }
@@ -164,17 +119,14 @@ bool TcpEndpoint::HasWork() const {
   return false;
 }
 
-void TcpEndpoint::Work() {
-  if (state_ == State::kUp) {
-    WorkUp();
-  } else if (side_ == Side::kConnecting && !down()) {
-    WorkConnecting();
-  }
+void TcpEndpoint::Turn() {
+  if (connecting()) WorkDialling();
+  if (up()) return TurnUp();
+  DropHungUp();
+  if (greeting()) ReceiveFrames();
 }
 
-void TcpEndpoint::WorkUp() {
-  if (connecting()) WorkDialling();
-  if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent, "control stream");
+void TcpEndpoint::TurnUp() {
   // Endless messages must not delay data for ever: after kMaxPassedOver Polls, one read of a data
   // stream comes before the messages. An abort that is among them is answered after that read, so
   // nothing is written after the answer.
@@ -185,15 +137,32 @@ void TcpEndpoint::WorkUp() {
     landing_due_ = false;
     if (!up()) return;
   }
-  const bool lands =
-      std::ranges::any_of(rails_, [](const auto& rail) { return rail->CanReceive(); });
-  const Control control = ReceiveControl(lands);
-  if (control == Control::kDown) return;
+  const bool quiet = ReceiveFrames(/*look=*/CanReceive());
+  if (down()) return;
   // Sending goes on when messages have arrived; only receiving waits until the agent has seen them.
   SendRails();
-  if (up() && control == Control::kQuiet) ReceiveRails();
-  passed_over_ = control == Control::kQuiet ? 0 : passed_over_ + 1;
+  if (up() && quiet) ReceiveRails();
+  passed_over_ = quiet ? 0 : passed_over_ + 1;
   ++turn_;
+}
+
+bool TcpEndpoint::CanReceive() const {
+  return std::ranges::any_of(rails_, [](const auto& rail) { return rail->CanReceive(); });
+}
+
+bool TcpEndpoint::ControlIsQuiet() {
+  return std::exchange(landing_due_, false) || ReceiveFrames(/*look=*/true);
+}
+
+// What follows kReady waits until this side is up. A write waits until the agent has authorised the
+// endpoint, and until it has seen the messages before the write.
+bool TcpEndpoint::MustWait(ControlKind kind, bool after_message) const {
+  if (greeting()) return ready_;
+  return kind == ControlKind::kFrame && (after_message || !authorized_);
+}
+
+absl::Status TcpEndpoint::OnFrame(std::span<const std::byte> frame) {
+  return connecting() ? OnStreamLost(frame) : OnInlineFrame(frame);
 }
 
 void TcpEndpoint::SendRails() {
@@ -211,7 +180,7 @@ void TcpEndpoint::ReceiveRails() {
   for (size_t i = 0; i < rails_.size() && up() && !sink().full(); ++i) {
     TcpRail& rail = *rails_[(turn_ + i) % rails_.size()];
     // The agent must see a message before later data is written to memory.
-    if (message_poll_ == backend_->poll_number()) return;
+    if (MessagesReported()) return;
     if (!rail.CanReceive()) continue;
     if (absl::Status got = rail.Receive(kReceiveTurnBytes); !got.ok()) {
       RailFailed(rail.index(), got);
@@ -224,15 +193,6 @@ void TcpEndpoint::OnImmediate(uint32_t rail, uint32_t immediate) {
       {.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
-void TcpEndpoint::OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
-  if (backend_ == nullptr) return;
-  sink().Say(EventKind::kCompletion, this, op, std::move(status), rail);
-}
-
-void TcpEndpoint::Emit(EventKind kind, absl::Status status) {
-  sink().Say(kind, this, 0, std::move(status));
-}
-
 void TcpEndpoint::OnRegionClosed(const net::Region* region) {
   for (const auto& rail : rails_) {
     if (!up()) return;
@@ -243,37 +203,14 @@ void TcpEndpoint::OnRegionClosed(const net::Region* region) {
   }
 }
 
-void TcpEndpoint::Shutdown(absl::Status why) {
-  if (why.ok()) why = absl::CancelledError("closed");
-  if (!down()) Down(Annotate(why, absl::StrCat("tcp peer ", Name())), true);
+void TcpEndpoint::EndData(const absl::Status& why) {
+  for (const auto& rail : rails_) rail->CancelOps(0, why);
 }
 
-void TcpEndpoint::Fail(const absl::Status& status, std::string_view stream) {
-  if (down()) return;
-  Down(Annotate(status, absl::StrCat("tcp peer ", Name(), ", ", ToAbsl(stream))),
-       !absl::IsUnavailable(status));
-}
-
-void TcpEndpoint::Down(absl::Status why, bool tell) {
-  const bool was_up = up();
-  state_ = State::kDown;
-  deadline_.reset();
-  cause_ = std::move(why);
-  for (const auto& rail : rails_) rail->CancelOps(0, cause_);
-  if (tell && was_up) {
-    const std::string reason = ForPeer(ToStd(cause_.message()));
-    // If this fails, the connection is over anyway.
-    control_.Push(ControlKind::kClosing, std::as_bytes(std::span(reason))).IgnoreError();
-    // The sockets linger: closing them now would reset them, and the reset would overtake the
-    // reason.
-    std::vector<net::Fd> data;
-    for (const auto& rail : rails_) data.push_back(rail->Release());
-    std::string queued = control_.TakeQueued();
-    backend_->Linger(control_.Release(), std::move(data), std::move(queued));
-  } else {
-    ReleaseStreams();
-  }
-  if (reported_) Emit(EventKind::kDown, cause_);
+std::vector<net::Fd> TcpEndpoint::ReleaseData() {
+  std::vector<net::Fd> out;
+  for (const auto& rail : rails_) out.push_back(rail->Release());
+  return out;
 }
 
 }  // namespace kvxfer::tcp

@@ -16,18 +16,18 @@ void TcpEndpoint::Fence(FenceScope scope) {
 
 void TcpEndpoint::EmitFenced(FenceScope scope, uint32_t answers) {
   for (; answers > 0; --answers) {
-    sink().Say(EventKind::kFenced, this, scope.transfer, {}, scope.rail);
+    Say(EventKind::kFenced, scope.transfer, {}, scope.rail);
   }
 }
 
 void TcpEndpoint::FenceTransfer(uint64_t transfer) {
   if (down()) return;
-  if (side_ == Side::kAccepting) {
+  if (!connecting()) {
     for (const auto& rail : rails_) rail->Discard(transfer);
     return EmitFenced({.transfer = transfer}, fences_.Ask(transfer));
   }
-  const absl::Status why = absl::CancelledError(
-      absl::StrCat("tcp peer ", Name(), ": transfer ", transfer, " was fenced"));
+  const absl::Status why =
+      absl::CancelledError(absl::StrCat(Where(), ": transfer ", transfer, " was fenced"));
   for (const auto& rail : rails_) {
     rail->CancelOps(transfer, why);
     if (rail->up()) rail->PushMarker(transfer);

@@ -37,7 +37,7 @@ WireRun RunAt(std::span<const std::byte> runs, size_t i) {
 // its rail.
 bool TcpEndpoint::PostInline(const Op& op) {
   const size_t bytes = op.blocks.bytes;
-  if (op.kind != OpKind::kWrite || bytes > kMaxInlineBytes || !control_.writable()) return false;
+  if (op.kind != OpKind::kWrite || bytes > kMaxInlineBytes || !control().writable()) return false;
   // The frame needs its size first, which depends on how many runs there are.
   absl::InlinedVector<Run, kMaxInlineRuns> runs;
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
@@ -45,8 +45,8 @@ bool TcpEndpoint::PostInline(const Op& op) {
     runs.push_back(walk.run());
   }
   const size_t size = kFrameHeadBytes + runs.size() * kWireRunBytes + bytes + kTrailerBytes;
-  if (control_.queued_bytes() + size > kMaxInlineQueued) return false;
-  std::span<std::byte> at = control_.Append(ControlKind::kFrame, size);
+  if (control().queued_bytes() + size > kMaxInlineQueued) return false;
+  std::span<std::byte> at = control().Append(ControlKind::kFrame, size);
   const auto take = [&at](size_t n) { return std::exchange(at, at.subspan(n)).first(n); };
   Encode(FrameHead{.kind = FrameKind::kWrite,
                    .runs = static_cast<uint16_t>(runs.size()),
@@ -72,7 +72,7 @@ bool TcpEndpoint::PostInline(const Op& op) {
 
 void TcpEndpoint::PushInlineMarker(uint64_t transfer) {
   std::span<std::byte> at =
-      control_.Append(ControlKind::kFrame, kFrameHeadBytes + rails_.size() * kLifeBytes);
+      control().Append(ControlKind::kFrame, kFrameHeadBytes + rails_.size() * kLifeBytes);
   Encode(FrameHead{.kind = FrameKind::kFence, .transfer = transfer}, at.first<kFrameHeadBytes>());
   at = at.subspan(kFrameHeadBytes);
   for (const auto& rail : rails_) {
@@ -88,12 +88,6 @@ void TcpEndpoint::OnInlineMarker(uint64_t transfer, std::span<const std::byte> l
   }
   OnMarker(transfer, rails(), std::span(through).first(rails()));
   // The control stream's number is rails().
-}
-
-bool TcpEndpoint::HoldsInline() const {
-  if (authorized_ || !control_.HasFrame()) return false;
-  const absl::StatusOr<std::optional<net::ControlStream::Frame>> frame = control_.Front();
-  return frame.ok() && frame->has_value() && (*frame)->kind == ControlKind::kFrame;
 }
 
 absl::Status TcpEndpoint::OnInlineFrame(std::span<const std::byte> frame) {

@@ -44,29 +44,25 @@ std::string TcpEndpoint::DescribePath() const {
     if (life.up() && life.bad_pairs().empty() && !paths_->named()) continue;
     absl::StrAppend(&out, ", ", PathOf(i), life.why().ok() ? "" : life.NotInUse());
     for (const RailPair& pair : life.bad_pairs()) {
-      absl::StrAppend(&out, " (", paths_->Name(pair, dialler_->address()), " does not answer)");
+      absl::StrAppend(&out, " (", paths_->Name(pair, dialler().address()), " does not answer)");
     }
   }
   return out;
 }
 
 std::string TcpEndpoint::PathOf(uint32_t rail) const {
-  return paths_->Name(lives_[rail].pair(), dialler_->address());
+  return paths_->Name(lives_[rail].pair(), dialler().address());
 }
 
 std::string TcpEndpoint::Where(uint32_t rail) const {
-  const std::string stream = absl::StrCat("tcp peer ", Name(), ", data stream ", rail);
+  const std::string stream = absl::StrCat(Where(), ", data stream ", rail);
   const net::SocketAddress own = net::LocalAddress(rails_[rail]->fd());
   if (!connecting()) {
     return own.length == 0 ? stream : absl::StrCat(stream, " (to ", own.ToString(), ")");
   }
   if (own.length == 0 || own.IsWildcard()) return absl::StrCat(stream, " (", PathOf(rail), ")");
-  const net::SocketAddress to = paths_->To(lives_[rail].pair(), dialler_->address());
+  const net::SocketAddress to = paths_->To(lives_[rail].pair(), dialler().address());
   return absl::StrCat(stream, " (", own.ToString(), " → ", to.ToString(), ")");
-}
-
-void TcpEndpoint::EmitRail(EventKind kind, uint32_t rail, absl::Status status) {
-  sink().Say(kind, this, 0, std::move(status), rail);
 }
 
 std::optional<RailPair> TcpEndpoint::OtherPair(uint32_t rail, std::span<const RailPair> bad) const {
@@ -87,9 +83,9 @@ void TcpEndpoint::StartRail(uint32_t rail) {
   }
   life.Step(RailLife::State::kConnecting, Now(), limit);
   const absl::Status status = rails_[rail]->Dial(life.number(), paths_->From(life.pair()),
-                                                 paths_->To(life.pair(), dialler_->address()));
+                                                 paths_->To(life.pair(), dialler().address()));
   if (!status.ok()) return AttemptFailed(rail, status);
-  Schedule(*life.deadline());
+  Reschedule();
   Activate();
 }
 
@@ -107,8 +103,8 @@ void TcpEndpoint::WorkDialling() {
       status = rail.Greet({.role = Role::kData,
                            .rail = static_cast<uint8_t>(i),
                            .rails = static_cast<uint8_t>(rails()),
-                           .target = dialler_->peer().incarnation,
-                           .link = id_});
+                           .target = dialler().peer().incarnation,
+                           .link = dialler().link()});
     }
     if (!status.ok()) {
       AttemptFailed(i, status);
@@ -119,14 +115,15 @@ void TcpEndpoint::WorkDialling() {
       const Time now = Now();
       lives_[i].Answered(now);
       lives_[i].Step(RailLife::State::kProbing, now, backend_->options().connect_timeout);
-      Schedule(*lives_[i].deadline());
+      Reschedule();
     }
   }
 }
 
 void TcpEndpoint::RailIsUp(uint32_t rail) {
   lives_[rail].Up();
-  if (up()) return EmitRail(EventKind::kRailUp, rail);
+  Reschedule();
+  if (up()) return Say(EventKind::kRailUp, 0, {}, rail);
   TryGoUp(false);
 }
 
@@ -137,7 +134,7 @@ void TcpEndpoint::AttemptFailed(uint32_t rail, const absl::Status& why) {
   // ResourceExhausted is this host's own lack, and says nothing about the pair.
   const bool own = absl::IsResourceExhausted(why);
   const bool at_once = life.Retry(Now(), own ? RailLife::Blame::kThisHost : RailLife::Blame::kPair);
-  Schedule(*life.deadline());
+  Reschedule();
   if (!at_once) TryGoUp(false);
 }
 
@@ -160,7 +157,7 @@ void TcpEndpoint::RailTimers(Time now) {
 
 void TcpEndpoint::ReopenRail(uint32_t rail) {
   if (!up() || !connecting() || rail >= rails_.size() || !lives_[rail].Reopen(Now())) return;
-  Schedule(*lives_[rail].deadline());
+  Reschedule();
 }
 
 void TcpEndpoint::RailFailed(uint32_t rail, const absl::Status& status) {
@@ -172,14 +169,12 @@ void TcpEndpoint::RailFailed(uint32_t rail, const absl::Status& status) {
     CloseEnd(rail, why);
     const std::string lost = Encode(StreamLost{
         .rail = static_cast<uint8_t>(rail), .life = life, .why = ForPeer(ToStd(why.message()))});
-    // An error shows when the control stream is read or flushed.
-    control_.Push(ControlKind::kFrame, std::as_bytes(std::span(lost))).IgnoreError();
-    return Activate();
+    return Tell(lost);
   }
   if (!up()) return AttemptFailed(rail, status);
   lives_[rail].End(why, rails_[rail]->carried());
   rails_[rail]->Close(why);
-  EmitRail(EventKind::kRailDown, rail, why);
+  Say(EventKind::kRailDown, 0, why, rail);
 }
 
 // Nothing more is read from a stream that has ended, even if its socket still holds bytes.
@@ -226,7 +221,7 @@ Time TcpEndpoint::WatchAcknowledgements() {
   const Time now = Now();
   if (!look_at_) {
     look_at_ = now + kLookInterval;
-    Schedule(*look_at_);
+    Reschedule();
   }
   return now;
 }

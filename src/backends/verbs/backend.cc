@@ -283,8 +283,9 @@ absl::Status VerbsBackend::CheckRegions(const Device& device) const {
   return absl::OkStatus();
 }
 
-std::unique_ptr<net::ControlEndpoint> VerbsBackend::Accept(net::Fd control, std::string from) {
-  return std::make_unique<VerbsAcceptedEndpoint>(this, std::move(control), std::move(from));
+std::unique_ptr<net::ControlEndpoint> VerbsBackend::Accept(net::Incoming incoming) {
+  return std::make_unique<VerbsAcceptedEndpoint>(this, std::move(incoming.control),
+                                                 std::move(incoming.from));
 }
 
 std::vector<VerbsEndpoint*> VerbsBackend::Endpoints() const {

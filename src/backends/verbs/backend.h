@@ -41,7 +41,9 @@ class VerbsRail;
 // The most bytes of one op, and of one message of a device.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
 
-class VerbsBackend final : public Backend, private net::EndpointHub::Client, private Device::Listener {
+class VerbsBackend final : public Backend,
+                           private net::EndpointHub::Client,
+                           private Device::Listener {
  public:
   // One of the ports in the list that peers receive, in the order of that list.
   struct PortRef {
@@ -134,7 +136,7 @@ class VerbsBackend final : public Backend, private net::EndpointHub::Client, pri
   size_t MaxOpPieces() const;
   // The address of the peer, if it can be reached from here.
   absl::StatusOr<net::PeerAddress> Find(std::string_view address, const HostIdentity& host) const;
-  std::unique_ptr<net::ControlEndpoint> Accept(net::Fd control, std::string from) override;
+  std::unique_ptr<net::ControlEndpoint> Accept(net::Incoming incoming) override;
   std::optional<Time> deadline() const override { return destroyer_.deadline(); }
   void OnDeadline(Time now) override { destroyer_.OnDeadline(now); }
   void OnSendDone(Device& device, const ibv_wc& wc) override;

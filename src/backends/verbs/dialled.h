@@ -84,7 +84,10 @@ class VerbsDialledEndpoint final : public VerbsEndpoint, private VerbsRemoteKey:
   };
 
   bool HasDataWork() const override { return flushes_ == 0 && !stopped_.empty(); }
-  void WorkData() override { StartFlush(); }
+  void Turn() override {
+    if (HasDataWork()) StartFlush();
+    ControlEndpoint::Turn();
+  }
   std::optional<Time> DataDeadline() const override;
   void OnDataDeadline(Time now) override;
   absl::Status OnDecoded(Blob& blob) override;

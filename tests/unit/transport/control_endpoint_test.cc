@@ -59,11 +59,18 @@ class TestEndpoint final : public ControlEndpoint {
     data_deadline.reset();
     ++deadlines;
   }
+  bool MustWait(ControlKind kind, bool after_message) const override {
+    return kind == ControlKind::kFrame && (frames_wait || (frames_follow && after_message));
+  }
+  using ControlEndpoint::Activate;
   using ControlEndpoint::FinishDown;
+  using ControlEndpoint::Reschedule;
   using ControlEndpoint::Tell;
 
   bool has_hello = true;
   bool quiet = true;
+  bool frames_wait = false;    // all of them
+  bool frames_follow = false;  // those behind a message, until the next Poll
   int ends = 0;
   int deadlines = 0;
   std::optional<Time> data_deadline;
@@ -71,19 +78,28 @@ class TestEndpoint final : public ControlEndpoint {
 };
 
 struct Node final : EndpointHub::Client {
-  explicit Node(Duration connect_timeout = kAmple, Service service = Service{1})
+  explicit Node(Duration connect_timeout = kAmple, Service service = Service{1},
+                bool has_data_streams = false)
       : hub({.backend = "test",
              .service = service,
              .incarnation = incarnation,
-             .connect_timeout = connect_timeout},
+             .connect_timeout = connect_timeout,
+             .has_data_streams = has_data_streams},
             this) {
     EXPECT_OK(hub.Open());
     EXPECT_OK(hub.Listen(AgentOptions{}, "", "`test.listen`"));
   }
-  std::unique_ptr<ControlEndpoint> Accept(Fd control, std::string from) override {
-    auto link = std::make_unique<TestEndpoint>(&hub, std::move(control), std::move(from));
+  std::unique_ptr<ControlEndpoint> Accept(Incoming incoming) override {
+    auto link =
+        std::make_unique<TestEndpoint>(&hub, std::move(incoming.control), std::move(incoming.from));
     link->has_hello = says_hello;
     return link;
+  }
+  bool TakeStream(Fd& fd, const Preamble& preamble, const std::string& /*from*/) override {
+    if (preamble.role != Role::kData) return false;
+    hub.reactor().Remove(fd.get());
+    data_streams.push_back(preamble.link);
+    return true;
   }
   std::unique_ptr<TestEndpoint> Connect(const Node& to, std::optional<Incarnation> meant = {}) {
     absl::StatusOr<PeerAddress> peer = DecodeReachable(to.hub.Address(), HostIdentity{}, {});
@@ -110,6 +126,7 @@ struct Node final : EndpointHub::Client {
 
   const Incarnation incarnation = Incarnation::Random();
   bool says_hello = true;
+  std::vector<LinkId> data_streams;  // the endpoints that they named
   EndpointHub hub;
   std::vector<std::unique_ptr<TestEndpoint>> accepted;
   std::vector<EventKind> kinds;
@@ -275,7 +292,151 @@ TEST(NetControlEndpoint, DeadlinesOfItsDataAreKept) {
   ASSERT_TRUE(pair.Until([&] { return pair.out->deadlines == 1; }));
 }
 
-TEST(NetControlEndpoint, LinksMayOutliveTheirHub) {
+TEST(NetControlEndpoint, OfManyDeadlinesTheNearestWakes) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  auto other = pair.initiator.Connect(pair.target);
+  ASSERT_TRUE(pair.Until([&] { return other->up(); }));
+  const auto set = [&](TestEndpoint& endpoint, std::optional<Time> when) {
+    endpoint.data_deadline = when;
+    endpoint.Reschedule();
+    pair.initiator.hub.SetTimer();
+  };
+  set(*pair.out, Now() + std::chrono::hours(1));
+  set(*other, Now() + std::chrono::milliseconds(20));
+  ASSERT_TRUE(pair.Until([&] { return other->deadlines == 1; }));
+  EXPECT_EQ(pair.out->deadlines, 0);
+  // One that is taken back does nothing when its time comes.
+  set(*other, Now() + std::chrono::milliseconds(20));
+  set(*other, std::nullopt);
+  set(*pair.out, Now() + std::chrono::milliseconds(40));
+  ASSERT_TRUE(pair.Until([&] { return pair.out->deadlines == 1; }));
+  EXPECT_EQ(other->deadlines, 1);
+}
+
+TEST(NetControlEndpoint, AFrameThatHasToWaitKeepsItsPlaceAndCostsNothing) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  pair.in().frames_wait = true;
+  pair.out->Tell("frame");
+  EXPECT_TRUE(pair.out->Send(Bytes("message")));
+  for (int i = 0; i < 100; ++i) {
+    pair.initiator.Turn();
+    pair.target.Turn();
+  }
+  EXPECT_FALSE(pair.target.hub.HasWork());
+  EXPECT_TRUE(pair.in().frames.empty());
+  EXPECT_TRUE(pair.target.messages.empty());
+  pair.in().frames_wait = false;
+  pair.in().Activate();
+  ASSERT_TRUE(pair.Until([&] { return pair.target.messages.size() == 1; }));
+  EXPECT_EQ(pair.in().frames, std::vector<std::string>{"frame"});
+}
+
+TEST(NetControlEndpoint, AFrameMayWaitUntilTheAgentHasSeenTheMessageBeforeIt) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  pair.in().frames_follow = true;
+  EXPECT_TRUE(pair.out->Send(Bytes("message")));
+  pair.out->Tell("frame");
+  while (pair.target.messages.empty()) {
+    pair.target.Turn();
+    EXPECT_TRUE(pair.in().frames.empty());
+  }
+  ASSERT_TRUE(pair.Until([&] { return pair.in().frames.size() == 1; }));
+}
+
+TEST(NetEndpointHub, ReadsTheEndpointThatBroughtTheLastMessage) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  const auto look = [&] {
+    std::array<Event, 8> events;
+    if (pair.target.hub.Begin(events, /*readable=*/false)) {
+      pair.target.hub.ReadExpected();
+      pair.target.hub.Work();
+    }
+    return pair.target.hub.End();
+  };
+  EXPECT_TRUE(pair.out->Send(Bytes("first")));
+  EXPECT_EQ(look(), 0u);
+  ASSERT_TRUE(pair.Until([&] { return pair.target.messages.size() == 1; }));
+  EXPECT_TRUE(pair.out->Send(Bytes("second")));
+  EXPECT_EQ(look(), 1u);
+  // It may go meanwhile.
+  pair.target.accepted.clear();
+  EXPECT_EQ(look(), 0u);
+}
+
+TEST(NetEndpointHub, WithDataStreamsAnEndpointIsReportedWhenTheBackendSaysSo) {
+  Node initiator;
+  Node target(kAmple, Service{1}, /*has_data_streams=*/true);
+  auto out = initiator.Connect(target);
+  ASSERT_TRUE(Until(initiator, target, [&] { return !target.hub.endpoints().empty(); }));
+  auto* const in = static_cast<TestEndpoint*>(target.hub.endpoints().front());
+  for (int i = 0; i < 100; ++i) {
+    initiator.Turn();
+    target.Turn();
+  }
+  EXPECT_FALSE(in->up());
+  EXPECT_TRUE(target.kinds.empty());
+  target.hub.Report(in);
+  ASSERT_TRUE(Until(initiator, target, [&] { return out->up() && !target.accepted.empty(); }));
+  EXPECT_TRUE(in->up());
+  EXPECT_EQ(target.kinds, std::vector{EventKind::kAccepted});
+}
+
+TEST(NetEndpointHub, AnEndpointThatNoDataStreamJoinsIsClosedAndNeverReported) {
+  Node initiator;
+  Node target(std::chrono::milliseconds(100), Service{1}, /*has_data_streams=*/true);
+  auto out = initiator.Connect(target);
+  ASSERT_TRUE(Until(initiator, target, [&] { return initiator.Saw(EventKind::kDown); }));
+  EXPECT_TRUE(target.kinds.empty());
+  EXPECT_TRUE(target.hub.endpoints().empty());
+}
+
+TEST(NetEndpointHub, HalfOpenEndpointsAreBoundedAndGoWithTheHub) {
+  constexpr size_t kMost = 256;
+  Node initiator;
+  Node target(kAmple, Service{1}, /*has_data_streams=*/true);
+  std::vector<std::unique_ptr<TestEndpoint>> out;
+  while (out.size() < kMost + 1) {
+    out.push_back(initiator.Connect(target));
+    const size_t want = std::min(out.size(), kMost);
+    ASSERT_TRUE(Until(initiator, target, [&] { return target.hub.endpoints().size() == want; }));
+  }
+  // The oldest had to go.
+  ASSERT_TRUE(Until(initiator, target, [&] { return out.front()->down(); }));
+  EXPECT_FALSE(out[1]->down());
+  target.hub.Close();
+  EXPECT_TRUE(target.hub.endpoints().empty());
+}
+
+TEST(NetEndpointHub, OtherStreamsGoToTheBackendFromEachListener) {
+  Node node(kAmple, Service{1}, /*has_data_streams=*/true);
+  ASSERT_OK_AND_ASSIGN(const std::vector<SocketAddress> any,
+                       Resolve("127.0.0.1:0", 0, Names::kNumericOnly));
+  ASSERT_OK_AND_ASSIGN(const SocketAddress also, node.hub.ListenAlso(any.front()));
+  EXPECT_NE(also.ToString(), node.hub.ListenAddress());
+  std::vector<Fd> streams;
+  for (const SocketAddress& at : {node.hub.Own().candidates.front(), also}) {
+    ASSERT_OK_AND_ASSIGN(Fd stream, StartConnect(at));
+    pollfd writable{.fd = stream.get(), .events = POLLOUT, .revents = 0};
+    ASSERT_EQ(::poll(&writable, 1, 10'000), 1);
+    std::array<std::byte, kPreambleBytes> bytes;
+    Encode(Preamble{.role = Role::kData,
+                    .rails = 1,
+                    .link = {static_cast<uint8_t>(streams.size())},
+                    .service = Service{1}},
+           bytes);
+    ASSERT_EQ(::send(stream.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t{48});
+    streams.push_back(std::move(stream));
+    const Time end = Now() + kAmple;
+    while (node.data_streams.size() < streams.size() && Now() < end) node.Turn();
+  }
+  EXPECT_EQ(node.data_streams, (std::vector<LinkId>{{0}, {1}}));
+}
+
+TEST(NetControlEndpoint, EndpointsMayOutliveTheirHub) {
   std::unique_ptr<TestEndpoint> out;
   {
     Pair pair;
