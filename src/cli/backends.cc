@@ -1,29 +1,21 @@
 // `kvxfer backends`: the backends of this host, where each comes from, what it can do, and why it
 // cannot be used.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvxfer/backend.h"
 #include "kvxfer/version.h"
 #include "src/backends/plugin_files.h"
 #include "src/backends/plugins.h"
 #include "src/backends/registry.h"
-#include "src/cli/commands.h"
-#include "src/cli/common/backend_names.h"
-#include "src/cli/common/host_port.h"
+#include "src/cli/common/command_line.h"
 #include "src/cli/common/json_util.h"
 #include "src/cli/common/options.h"
-#include "src/cli/common/shared_options.h"
-#include "src/cli/common/text_grid.h"
+#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/doctor/view.h"
+#include "src/cli/doctor/doctor.h"
 #include "src/core/base/host_identity.h"
 #include "src/core/base/strings.h"
 
@@ -87,7 +79,7 @@ BackendReport Look(BackendOrigin origin, const AgentOptions& options) {
   return report;
 }
 
-Json ToJson(const Capabilities& caps) {
+Json CapabilitiesJson(const Capabilities& caps) {
   return {
       {"arrival", ArrivalName(caps.arrival)},      {"memory", MemoryNames(caps)},
       {"rail_keeps_order", caps.rail_keeps_order}, {"rails_fail_alone", caps.rails_fail_alone},
@@ -96,7 +88,7 @@ Json ToJson(const Capabilities& caps) {
       {"max_arrivals", caps.max_arrivals}};
 }
 
-Json ToJson(const BackendReport& report) {
+Json BackendJson(const BackendReport& report) {
   const std::vector<std::string> defaults = DefaultBackends();
   const BackendOrigin& origin = report.origin;
   Json json = {{"name", origin.name},
@@ -109,7 +101,7 @@ Json ToJson(const BackendReport& report) {
                {"capabilities", nullptr},
                {"devices", Json::array()}};
   if (report.backend == nullptr) return json;
-  json["capabilities"] = ToJson(report.backend->capabilities());
+  json["capabilities"] = CapabilitiesJson(report.backend->capabilities());
   json["devices"] = report.backend->Describe().devices;
   return json;
 }
@@ -184,7 +176,7 @@ absl::Status RunBackends(const BackendsFlags& flags) {
                  {"toolchain", PluginToolchain()},
                  {"folders", PluginFolders(*options)},
                  {"backends", Json::array()}};
-    for (const BackendReport& report : reports) json["backends"].push_back(ToJson(report));
+    for (const BackendReport& report : reports) json["backends"].push_back(BackendJson(report));
     std::puts(DumpJson(json, 2).c_str());
   } else {
     std::fputs(ToText(reports).c_str(), stdout);
@@ -200,19 +192,17 @@ absl::Status RunBackends(const BackendsFlags& flags) {
 }  // namespace
 
 void AddBackends(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("backends",
-                         "Shows the backends of this host, built in and plugins, and why one "
-                         "cannot be used");
   const auto flags = std::make_shared<BackendsFlags>();
-  std::vector<std::string> names;
-  for (const KnownBackend& backend : KnownBackends()) names.emplace_back(backend.name);
+  CLI::App* command =
+      AddCommand(app, action, "backends",
+                 "Shows the backends of this host, built in and plugins, and why one "
+                 "cannot be used",
+                 [flags] { return RunBackends(*flags); });
   SuggestWords(command->add_option("backend", flags->names,
                                    "Backends to show; exit status 5 unless all are usable "
                                    "(default: all)"),
-               "NAME", names);
+               "NAME", NamesOf(KnownBackends()));
   AddJson(command, flags->json);
-  command->callback([flags, &action] { action = [flags] { return RunBackends(*flags); }; });
 }
 
 }  // namespace kvxfer::cli

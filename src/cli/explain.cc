@@ -1,24 +1,15 @@
 // `kvxfer explain`: which paths lead to a peer, which one is chosen and why, as both sides see it.
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "src/cli/commands.h"
-#include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
-#include "src/cli/common/host_port.h"
+#include "src/cli/common/command_line.h"
 #include "src/cli/common/kv_cache.h"
-#include "src/cli/common/memory_choice.h"
 #include "src/cli/common/options.h"
-#include "src/cli/common/round_trip.h"
-#include "src/cli/common/shared_options.h"
+#include "src/cli/common/peer_service.h"
+#include "src/cli/common/units.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -38,15 +29,12 @@ absl::Status MakeConnections(const std::optional<MemorySides>& memory, Channel& 
   constexpr Duration kPatience = std::chrono::seconds(10);
   if (memory) {
     constexpr uint64_t kBytes = 4096;
-    absl::StatusOr<RoundTrip> trip =
-        RoundTrip::Open(channel, agent, cache, kBytes, *memory, kPatience);
+    auto trip = RoundTrip::Open(channel, agent, cache, kBytes, *memory, kPatience);
     if (!trip.ok()) return trip.status();
     peer = trip->session().peer();
     return trip->Once();
   }
-  absl::StatusOr<std::string> name = Introduce(channel, agent);
-  if (!name.ok()) return name.status();
-  peer = *std::move(name);
+  if (absl::Status s = Into(peer, Introduce(channel, agent)); !s.ok()) return s;
   const absl::StatusOr<Transfer> hello = agent.Notify(peer, "");
   if (!hello.ok()) return hello.status();
   return hello->Wait(kPatience);
@@ -65,23 +53,18 @@ std::string PathSummary(const Explanation& explanation) {
 }
 
 absl::Status RunExplain(const ExplainFlags& flags) {
-  const absl::StatusOr<HostPort> address = ParseHostPort(flags.server);
-  if (!address.ok()) return address.status();
   std::optional<MemorySides> memory;
   if (!flags.memory.empty()) {
-    const absl::StatusOr<MemorySides> sides = ParseMemorySides(flags.memory);
-    if (!sides.ok()) return sides.status();
-    memory = *sides;
+    if (absl::Status s = Into(memory, ParseMemorySides(flags.memory)); !s.ok()) return s;
   }
-  absl::StatusOr<Channel> channel = ConnectTo(*address, std::chrono::seconds(2));
+  absl::StatusOr<Channel> channel = ConnectToServer(flags.server);
   if (!channel.ok()) return channel.status();
   KvCache cache;  // before the agent: it outlives its registration
-  const absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "explain",
-                 .backends = flags.backend,
-                 .listen = flags.listen,
-                 .default_listen = LocalHost(*channel),
-                 .gpu_memory = memory && memory->here.cuda()});
+  const auto agent = MakeAgent({.role = "explain",
+                                .backends = flags.backend,
+                                .listen = flags.listen,
+                                .default_listen = LocalHost(*channel),
+                                .gpu_memory = memory && memory->here.cuda()});
   if (!agent.ok()) return agent.status();
   std::string peer;
   if (absl::Status s = MakeConnections(memory, *channel, **agent, cache, peer); !s.ok()) return s;
@@ -105,9 +88,11 @@ absl::Status RunExplain(const ExplainFlags& flags) {
 }  // namespace
 
 void AddExplain(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
-      "explain", "Shows which paths lead to a `kvxfer serve`, which one is chosen, and why");
   const auto flags = std::make_shared<ExplainFlags>();
+  CLI::App* command =
+      AddCommand(app, action, "explain",
+                 "Shows which paths lead to a `kvxfer serve`, which one is chosen, and why",
+                 [flags] { return RunExplain(*flags); });
   AddText(command, "server", flags->server, "HOST[:PORT]", "Address of `kvxfer serve`")->required();
   AddBackend(command, flags->backend);
   AddListen(command, flags->listen);
@@ -115,7 +100,6 @@ void AddExplain(CLI::App& app, Action& action) {
             "Registers such memory on both sides, or on this side and the other, separated by a "
             "comma; moves 4 KiB of it and explains its path (default: no memory)");
   AddJson(command, flags->json);
-  command->callback([flags, &action] { action = [flags] { return RunExplain(*flags); }; });
 }
 
 }  // namespace kvxfer::cli

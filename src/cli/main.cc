@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <string>
 
 #include "kvxfer/log.h"
 #include "src/cli/common/command_line.h"

@@ -1,21 +1,14 @@
 // `kvxfer ping`: round trips of a notified write and its answer.
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "src/cli/commands.h"
-#include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/cache_memory.h"
-#include "src/cli/common/memory_choice.h"
+#include "src/cli/common/channel.h"
+#include "src/cli/common/command_line.h"
 #include "src/cli/common/options.h"
-#include "src/cli/common/process.h"
-#include "src/cli/common/round_trip.h"
-#include "src/cli/common/shared_options.h"
+#include "src/cli/common/peer_service.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/units.h"
 #include "src/core/base/clock.h"
@@ -57,15 +50,13 @@ void PrintPing(const PingFlags& flags, const std::string& peer, const std::strin
 
 absl::Status PingOver(const PingFlags& flags, const MemorySides& memory, Channel& channel) {
   KvCache cache;  // before the agent: it outlives its registration
-  const absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "ping",
-                 .backends = flags.backend,
-                 .listen = flags.listen,
-                 .default_listen = LocalHost(channel),
-                 .gpu_memory = memory.here.cuda()});
+  const auto agent = MakeAgent({.role = "ping",
+                                .backends = flags.backend,
+                                .listen = flags.listen,
+                                .default_listen = LocalHost(channel),
+                                .gpu_memory = memory.here.cuda()});
   if (!agent.ok()) return agent.status();
-  absl::StatusOr<RoundTrip> trip =
-      RoundTrip::Open(channel, **agent, cache, flags.size, memory, flags.timeout);
+  auto trip = RoundTrip::Open(channel, **agent, cache, flags.size, memory, flags.timeout);
   if (!trip.ok()) return trip.status();
   const std::string peer = trip->session().peer();
   const bool each = !flags.json && flags.iters <= 100;
@@ -104,12 +95,12 @@ absl::Status CheckMemory(const PingFlags& flags, const MemorySides& memory) {
 }
 
 absl::Status RunPing(const PingFlags& flags) {
-  for (const absl::Status& status : {CheckRange("--iters", flags.iters, 1, kMaxIters),
-                                     CheckRange("--warmup", flags.warmup, 0, kMaxIters),
-                                     CheckRange("--size", flags.size, 1, uint64_t{1} << 60),
-                                     CheckAboveZero("--timeout", flags.timeout)}) {
-    if (!status.ok()) return status;
-  }
+  if (absl::Status s = FirstError({CheckRange("--iters", flags.iters, 1, kMaxIters),
+                                   CheckRange("--warmup", flags.warmup, 0, kMaxIters),
+                                   CheckRange("--size", flags.size, 1, uint64_t{1} << 60),
+                                   CheckAboveZero("--timeout", flags.timeout)});
+      !s.ok())
+    return s;
   const absl::StatusOr<MemorySides> memory = ParseMemorySides(flags.memory);
   if (!memory.ok()) return memory.status();
   if (absl::Status fits = CheckMemory(flags, *memory); !fits.ok()) return fits;
@@ -120,9 +111,7 @@ absl::Status RunPing(const PingFlags& flags) {
     if (absl::Status s = worker->channel().Send(role); !s.ok()) return s;
     return PingOver(flags, *memory, worker->channel());
   }
-  const absl::StatusOr<HostPort> address = ParseHostPort(flags.server);
-  if (!address.ok()) return address.status();
-  absl::StatusOr<Channel> channel = ConnectTo(*address, std::chrono::seconds(2));
+  absl::StatusOr<Channel> channel = ConnectToServer(flags.server);
   if (!channel.ok()) return channel.status();
   return PingOver(flags, *memory, *channel);
 }
@@ -130,8 +119,10 @@ absl::Status RunPing(const PingFlags& flags) {
 }  // namespace
 
 void AddPing(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("ping", "Measures round trips of small notified writes");
   const auto flags = std::make_shared<PingFlags>();
+  CLI::App* command =
+      AddCommand(app, action, "ping", "Measures round trips of small notified writes",
+                 [flags] { return RunPing(*flags); });
   AddText(command, "server", flags->server, "HOST[:PORT]",
           "Address of `kvxfer serve` (default: a second process on this host answers)");
   AddNumber(command, "-n,--iters", flags->iters, "Round trips to measure");
@@ -144,7 +135,6 @@ void AddPing(CLI::App& app, Action& action) {
   AddMemory(command, flags->memory,
             "Memory of both sides, or of this side and of the other, separated by a comma");
   AddJson(command, flags->json);
-  command->callback([flags, &action] { action = [flags] { return RunPing(*flags); }; });
 }
 
 }  // namespace kvxfer::cli

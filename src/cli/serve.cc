@@ -3,18 +3,13 @@
 
 #include <sys/signalfd.h>
 
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
-#include <memory>
-#include <string>
 
-#include "src/cli/commands.h"
-#include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
+#include "src/cli/common/command_line.h"
 #include "src/cli/common/options.h"
 #include "src/cli/common/peer_service.h"
-#include "src/cli/common/shared_options.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
@@ -83,9 +78,10 @@ absl::Status RunServe(const ServeFlags& flags) {
 }  // namespace
 
 void AddServe(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("serve", "Answers ping, bench, explain and doctor of other processes");
   const auto flags = std::make_shared<ServeFlags>();
+  CLI::App* command =
+      AddCommand(app, action, "serve", "Answers ping, bench, explain and doctor of other processes",
+                 [flags] { return RunServe(*flags); });
   AddText(command, "--listen", flags->listen, "HOST[:PORT]",
           "Address for clients (default: the host of KVXFER_LISTEN, else loopback)");
   AddBackend(command, flags->backend, "all");
@@ -94,7 +90,6 @@ void AddServe(CLI::App& app, Action& action) {
           "that the agent listens on)");
   AddSize(command, "--max-session-bytes", flags->session_bytes, "Memory that one client may use");
   AddJson(command, flags->json);
-  command->callback([flags, &action] { action = [flags] { return RunServe(*flags); }; });
 }
 
 }  // namespace kvxfer::cli

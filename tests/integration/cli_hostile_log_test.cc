@@ -17,10 +17,9 @@
 #include <vector>
 
 #include "kvxfer/metadata.h"
-#include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/exit_status.h"
-#include "src/cli/common/round_trip.h"
+#include "src/cli/common/peer_service.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/own_fd.h"
 #include "src/core/protocol/metadata.h"

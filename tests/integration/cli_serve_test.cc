@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kvxfer/agent.h"
-#include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/exit_status.h"
 #include "tests/integration/cli_program.h"

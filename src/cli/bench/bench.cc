@@ -2,28 +2,21 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <memory>
 #include <mutex>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvxfer/log.h"
-#include "src/cli/bench/device_copy.h"
-#include "src/cli/bench/kv/run.h"
-#include "src/cli/bench/options.h"
+#include "src/cli/bench/kv/modes.h"
 #include "src/cli/bench/plan.h"
 #include "src/cli/bench/report.h"
 #include "src/cli/bench/workers.h"
-#include "src/cli/commands.h"
-#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/bootstrap.h"
 #include "src/cli/common/cache_memory.h"
+#include "src/cli/common/command_line.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
@@ -87,14 +80,10 @@ class CaseRun {
   absl::StatusOr<BenchRow> Run(const BenchCase& bench) {
     BenchRow row{.bench = bench};
     label_ = FormatBytes(bench.block_bytes);
-    const absl::StatusOr<DeviceCopyRates> device = DeviceRates(plan_, bench);
-    if (!device.ok()) return device.status();
-    row.device = *device;
+    if (absl::Status s = Into(row.device, DeviceRates(plan_, bench)); !s.ok()) return s;
     {
       const ProgressBar bar(label_ + " verify", 1, show_bar_);
-      absl::StatusOr<Opened> opened = workers_.Open(bench);
-      if (!opened.ok()) return opened.status();
-      row.opened = std::move(*opened);
+      if (absl::Status s = Into(row.opened, workers_.Open(bench)); !s.ok()) return s;
     }
     if (opened_) std::exchange(opened_, nullptr)();
     if (plan_.warmup > 0) {
@@ -120,9 +109,7 @@ class CaseRun {
     const absl::StatusOr<Ran> peak = Load({.duration = kPeakRun}, "find the peak");
     if (!peak.ok()) return peak.status();
     row.peak = peak->all;
-    const double per_second = static_cast<double>(peak->all.requests) /
-                              (static_cast<double>(peak->all.elapsed_ns) * 1e-9);
-    row.target_rate = per_second * plan_.rate->percent / 100;
+    row.target_rate = peak->all.per_second(peak->all.requests) * plan_.rate->percent / 100;
     return absl::OkStatus();
   }
 

@@ -1,15 +1,9 @@
-#include "src/cli/bench/device_copy.h"
-
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "src/cli/common/gpu_memory.h"
-#include "src/cli/common/scatter.h"
-#include "src/cli/common/stats.h"
+#include "src/cli/bench/report.h"
+#include "src/cli/common/cache_memory.h"
+#include "src/cli/common/kv_cache.h"
 #include "src/cli/common/units.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
@@ -126,8 +120,7 @@ absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint
   if (!whole.ok()) return Annotate(OfThisHost(whole.status()), "the device's own copy");
   rates.whole = *whole;
   if (!reached || blocks == 0) return rates;
-  const absl::StatusOr<double> scattered =
-      ScatteredRate(**driver, source, *from, *to, block_bytes, blocks);
+  const auto scattered = ScatteredRate(**driver, source, *from, *to, block_bytes, blocks);
   if (!scattered.ok()) {
     return Annotate(OfThisHost(scattered.status()), "the device's copy of blocks");
   }

@@ -1,7 +1,8 @@
 #include "src/cli/bench/drive.h"
 
-#include "absl/strings/str_cat.h"
-#include "src/cli/common/scatter.h"
+#include <algorithm>
+
+#include "src/cli/common/kv_cache.h"
 #include "src/cli/common/stats.h"
 
 namespace kvxfer::cli {
@@ -12,8 +13,7 @@ absl::Status CheckShare(const BlockShare& share, uint64_t streams, uint64_t bloc
       share.blocks <= (blocks - share.first) / streams) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(streams, " streams of ", share.blocks,
-                                                 " blocks do not fit a cache of ", blocks));
+  return Invalid(streams, " streams of ", share.blocks, " blocks do not fit a cache of ", blocks);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ absl::StatusOr<FixedRequests> FixedRequests::Make(const KvCache& cache,
     const uint64_t there = link.remote.empty() ? 0 : link.remote[0].count;
     if (absl::Status s = CheckShare(remote, threads, there); !s.ok()) return s;
     if (there != links[0].remote[0].count || there > UINT32_MAX || local.blocks != remote.blocks) {
-      return absl::InvalidArgumentError("the caches of a run must have the same shape");
+      return Invalid("the caches of a run must have the same shape");
     }
     requests.remote_.emplace_back(link.remote);
   }
@@ -90,6 +90,58 @@ absl::StatusOr<Transfer> Mover::Post(const Request& request, const SessionNote& 
                            .local_ids = request.local_ids,
                            .remote_ids = request.remote_ids};
   return write_ ? agent_.Write(peer, blocks, options) : agent_.Read(peer, blocks, options);
+}
+
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, BenchCase> bench) {
+  io("targets", bench.targets);
+  io("backend", bench.backend);
+  io("listen", bench.listen);
+  io("memory", bench.memory.here);
+  io("memory_target", bench.memory.there);
+  io("write", bench.write);
+  io("latency", bench.latency);
+  io("bidirectional", bench.bidirectional);
+  io("threads", bench.threads);
+  io("pieces", bench.pieces);
+  io("block_bytes", bench.block_bytes);
+  io("request_blocks", bench.request_blocks);
+  io("cache_blocks", bench.cache_blocks);
+  io("seed", bench.seed);
+  io("timeout_ns", bench.timeout);
+}
+
+KvCacheShape BenchCase::Shape(uint64_t share, const MemoryChoice& of_side) const {
+  const uint64_t blocks = std::max(cache_blocks, share * (bidirectional ? 2 : 1));
+  return {.pieces = static_cast<uint32_t>(pieces),
+          .block_bytes = block_bytes,
+          .blocks = static_cast<uint32_t>(blocks),
+          .memory = of_side};
+}
+
+absl::Status CheckCase(const BenchCase& c) {
+  // The interface allows 2^32 ids, the address space 2^47 bytes.
+  const unsigned __int128 ids =
+      static_cast<unsigned __int128>(c.request_blocks) * c.streams() * (c.bidirectional ? 2 : 1);
+  const unsigned __int128 blocks = std::max<unsigned __int128>(ids, c.cache_blocks);
+  if (blocks == 0 || blocks > UINT32_MAX) {
+    return Invalid(
+        "a run must have from 1 to 2^32 - 1 blocks in each region; choose larger or fewer blocks");
+  }
+  const auto block = static_cast<unsigned __int128>(c.block_bytes);
+  if (block * c.pieces * blocks > uint64_t{1} << 47) {
+    return Invalid("a run cannot use more than 2^47 bytes of memory");
+  }
+  return absl::OkStatus();
+}
+
+Json ToJson(const BenchCase& bench) { return FieldsToJson(bench); }
+
+absl::StatusOr<BenchCase> BenchCaseFromJson(const Json& json) {
+  absl::StatusOr<BenchCase> bench = FromJson<BenchCase>(json);
+  if (!bench.ok()) return bench;
+  if (absl::Status s = CheckCase(*bench); !s.ok()) return s;
+  return bench;
 }
 
 }  // namespace kvxfer::cli

@@ -1,11 +1,11 @@
 // One direction of a benchmark: transfers of scattered blocks between a local cache and caches of
 // peers. `kvxfer bench` is the initiator. In a bidirectional run the service on the other side is
 // the initiator of a second direction.
+
 #ifndef KVXFER_CLI_BENCH_DRIVE_H_
 #define KVXFER_CLI_BENCH_DRIVE_H_
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,11 +13,49 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
 #include "src/cli/bench/loop.h"
-#include "src/cli/bench/timeline.h"
+#include "src/cli/common/json_util.h"
 #include "src/cli/common/kv_cache.h"
-#include "src/cli/common/session_note.h"
+#include "src/cli/common/peer_service.h"
+#include "src/cli/common/units.h"
 
 namespace kvxfer::cli {
+
+// One complete configuration of `kvxfer bench`: what each initiator does. It is sent to the
+// processes of the initiators.
+struct BenchCase {
+  std::vector<std::string> targets{};  // host:port of the services that each initiator uses
+  std::string backend{};
+  std::string listen{};
+  MemorySides memory{};
+  bool write = true;
+  bool latency = false;        // measures round trips of `block_bytes` in place of transfers
+  bool bidirectional = false;  // the targets move as much back at the same time
+  uint64_t threads = 1;        // streams to each target
+  uint64_t pieces = 1;         // regions of a cache
+  uint64_t block_bytes = 0;
+  uint64_t request_blocks = 0;  // ids in one request; for a trace, in the request that is verified
+  uint64_t cache_blocks = 0;    // for a trace, the blocks of both caches; 0: as many as are moved
+  uint64_t seed = 1;
+  Duration timeout = std::chrono::seconds(60);
+
+  uint64_t streams() const { return targets.size() * threads; }
+  // The blocks of one target that one direction uses.
+  uint64_t target_share() const { return threads * request_blocks; }
+  // The caches of an initiator and of a target. In a bidirectional run, each direction has its own
+  // half, so that no block is read and written at once.
+  KvCacheShape initiator_shape() const {
+    return Shape(targets.size() * target_share(), memory.here);
+  }
+  KvCacheShape target_shape() const { return Shape(target_share(), memory.there); }
+
+ private:
+  KvCacheShape Shape(uint64_t share, const MemoryChoice& of_side) const;
+};
+
+// Checks for overflows only; the code that uses a field checks the rest.
+absl::Status CheckCase(const BenchCase& c);
+Json ToJson(const BenchCase& bench);
+absl::StatusOr<BenchCase> BenchCaseFromJson(const Json& json);
 
 // The blocks of one cache that the streams of one direction use. `seed`, which both sides know,
 // gives the blocks a random order. Stream i has `blocks` of them, from position first + i * blocks

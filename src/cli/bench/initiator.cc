@@ -1,20 +1,15 @@
-#include "src/cli/bench/initiator.h"
-
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/common/agent_setup.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/common/bootstrap.h"
-#include "src/cli/common/stats.h"
 #include "src/cli/common/units.h"
 #include "src/core/base/clock.h"
 
 namespace kvxfer::cli {
 namespace {
-
-constexpr Duration kConnect = std::chrono::seconds(2);
 
 // Round trips have no blocks to choose: only their size counts.
 class RoundTripSource : public RequestSource {
@@ -53,24 +48,20 @@ BenchInitiator::~BenchInitiator() {
 
 absl::Status BenchInitiator::OpenAgent() {
   for (const std::string& target : bench_.targets) {
-    const absl::StatusOr<HostPort> address = ParseHostPort(target);
-    if (!address.ok()) return address.status();
-    absl::StatusOr<Channel> channel = ConnectTo(*address, kConnect);
+    absl::StatusOr<Channel> channel = ConnectToServer(target);
     if (!channel.ok()) return channel.status();
     channels_.push_back(std::move(*channel));
   }
-  absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "bench",
-                 .backends = bench_.backend,
-                 .listen = bench_.listen,
-                 .default_listen = LocalHost(channels_.front()),
-                 .own_port = index_ > 0,
-                 .gpu_memory = bench_.memory.here.cuda(),
-                 .fault_seed = bench_.seed + index_});
+  auto agent = MakeAgent({.role = "bench",
+                          .backends = bench_.backend,
+                          .listen = bench_.listen,
+                          .default_listen = LocalHost(channels_.front()),
+                          .own_port = index_ > 0,
+                          .gpu_memory = bench_.memory.here.cuda(),
+                          .fault_seed = bench_.seed + index_});
   // The user named an address that this host cannot listen on.
   if (absl::IsFailedPrecondition(agent.status()) && !bench_.listen.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--listen ", bench_.listen, ": ", agent.status().message()));
+    return Invalid("--listen ", bench_.listen, ": ", agent.status().message());
   }
   if (!agent.ok()) return agent.status();
   agent_ = std::move(*agent);
@@ -79,17 +70,14 @@ absl::Status BenchInitiator::OpenAgent() {
 
 absl::Status BenchInitiator::OpenSessions() {
   if (bench_.latency) {
-    absl::StatusOr<RoundTrip> trip =
-        RoundTrip::Open(channels_.front(), *agent_, cache_, bench_.block_bytes, bench_.memory,
-                        bench_.timeout, &register_ms_);
+    auto trip = RoundTrip::Open(channels_.front(), *agent_, cache_, bench_.block_bytes,
+                                bench_.memory, bench_.timeout, &register_ms_);
     if (!trip.ok()) return trip.status();
     sessions_.push_back(trip->session());
     trip_ = std::move(*trip);
     return absl::OkStatus();
   }
-  absl::StatusOr<KvCache> cache = KvCache::Create(bench_.initiator_shape());
-  if (!cache.ok()) return cache.status();
-  cache_ = std::move(*cache);
+  if (absl::Status s = Into(cache_, KvCache::Create(bench_.initiator_shape())); !s.ok()) return s;
   const Time before = Now();
   const Access access = bench_.bidirectional ? Access::kReadWrite : Access::kNone;
   if (auto s = cache_.RegisterWith(*agent_, access); !s.ok()) return s.status();
@@ -97,8 +85,7 @@ absl::Status BenchInitiator::OpenSessions() {
   SessionRequest request{.shape = bench_.target_shape()};
   for (Channel& channel : channels_) {
     if (bench_.bidirectional) request.drive = cache_.regions();
-    absl::StatusOr<TargetSession> session =
-        TargetSession::Open(channel, *agent_, request, bench_.timeout);
+    auto session = TargetSession::Open(channel, *agent_, request, bench_.timeout);
     if (!session.ok()) return session.status();
     links_.push_back(
         {.peer = session->peer(), .session = session->id(), .remote = session->regions()});
@@ -108,22 +95,22 @@ absl::Status BenchInitiator::OpenSessions() {
     agent_->OnNotification([this](const Notification&) { notified_.fetch_add(1); });
   }
   const auto blocks = static_cast<uint32_t>(bench_.request_blocks);
-  absl::StatusOr<FixedRequests> requests =
-      FixedRequests::Make(cache_, links_, static_cast<uint32_t>(bench_.threads),
-                          {.seed = InitiatorSeed(bench_.seed), .first = 0, .blocks = blocks},
-                          {.seed = TargetSeed(bench_.seed), .first = 0, .blocks = blocks});
-  if (!requests.ok()) return requests.status();
-  requests_ = std::move(*requests);
+  if (absl::Status s = Into(
+          requests_,
+          FixedRequests::Make(cache_, links_, static_cast<uint32_t>(bench_.threads),
+                              {.seed = InitiatorSeed(bench_.seed), .first = 0, .blocks = blocks},
+                              {.seed = TargetSeed(bench_.seed), .first = 0, .blocks = blocks}));
+      !s.ok())
+    return s;
   return absl::OkStatus();
 }
 
-std::string BenchInitiator::path() const {
-  return ChosenPath(*agent_, sessions_[0].peer(), bench_.memory);
-}
-
-std::string BenchInitiator::backend() const {
-  const std::string path = this->path();
-  return path.substr(0, path.find(": "));
+Opened BenchInitiator::opened() const {
+  const std::string path = ChosenPath(*agent_, sessions_[0].peer(), bench_.memory);
+  return {.backend = path.substr(0, path.find(": ")),
+          .path = path,
+          .register_ms = register_ms_,
+          .first_transfer_us = first_transfer_us_};
 }
 
 absl::StatusOr<std::vector<TargetReport>> BenchInitiator::Report(
@@ -153,8 +140,7 @@ absl::StatusOr<LoopResult> BenchInitiator::Forward(const LoopSpec& spec, TraceSo
   };
   FixedSource fixed(*requests_, spec);
   RequestSource& source = trace != nullptr ? static_cast<RequestSource&>(*trace) : fixed;
-  absl::StatusOr<LoopResult> result =
-      RunLoop(spec, requests_->streams(), links_.size(), source, exchange, moved);
+  auto result = RunLoop(spec, requests_->streams(), links_.size(), source, exchange, moved);
   if (!result.ok()) return result;
   result->timeline = timeline.Take(spec.start_ns);
   for (TransferTimes& times : result->timeline) {

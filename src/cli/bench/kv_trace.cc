@@ -21,29 +21,27 @@ absl::StatusOr<TraceRequest> ParseLine(std::string_view line) {
   const auto timestamp = json->find("timestamp");
   if (timestamp == json->end() || !timestamp->is_number() || timestamp->get<double>() < 0 ||
       timestamp->get<double>() > kMaxMilliseconds) {
-    return absl::InvalidArgumentError("'timestamp' is missing or not a number of milliseconds");
+    return Invalid("'timestamp' is missing or not a number of milliseconds");
   }
   request.arrival_ns = static_cast<int64_t>(timestamp->get<double>() * 1e6);
   const absl::StatusOr<uint64_t> tokens = GetUint(*json, "input_length");
   if (!tokens.ok() || *tokens == 0 || *tokens > kMaxTokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'input_length' is missing or not a number from 1 to ", kMaxTokens));
+    return Invalid("'input_length' is missing or not a number from 1 to ", kMaxTokens);
   }
   request.tokens = *tokens;
   const auto ids = json->find("hash_ids");
   if (ids == json->end() || !ids->is_array()) {
-    return absl::InvalidArgumentError("'hash_ids' is missing or not a list");
+    return Invalid("'hash_ids' is missing or not a list");
   }
   for (const Json& id : *ids) {
     if (!id.is_number_unsigned()) {
-      return absl::InvalidArgumentError("'hash_ids' has an element that is not a whole number");
+      return Invalid("'hash_ids' has an element that is not a whole number");
     }
     request.hash_ids.push_back(id.get<uint64_t>());
   }
   if (request.hash_ids.size() > (*tokens + kTokensPerHash - 1) / kTokensPerHash) {
-    return absl::InvalidArgumentError(absl::StrCat(request.hash_ids.size(), " 'hash_ids' of ",
-                                                   kTokensPerHash, " tokens are more than the ",
-                                                   *tokens, " of 'input_length'"));
+    return Invalid(request.hash_ids.size(), " 'hash_ids' of ", kTokensPerHash,
+                   " tokens are more than the ", *tokens, " of 'input_length'");
   }
   return request;
 }
@@ -64,11 +62,10 @@ absl::StatusOr<std::vector<TraceRequest>> ParseKvTrace(std::string_view name, st
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     absl::StatusOr<TraceRequest> request = ParseLine(line);
     if (request.ok() && !requests.empty() && request->arrival_ns < last_ns) {
-      request = absl::InvalidArgumentError("'timestamp' is earlier than on the line before");
+      request = Invalid("'timestamp' is earlier than on the line before");
     }
     if (!request.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("trace ", ToAbsl(name), ", line ", number,
-                                                     ": ", request.status().message()));
+      return Invalid("trace ", ToAbsl(name), ", line ", number, ": ", request.status().message());
     }
     last_ns = request->arrival_ns;
     if (requests.empty()) first_ns = last_ns;
@@ -76,7 +73,7 @@ absl::StatusOr<std::vector<TraceRequest>> ParseKvTrace(std::string_view name, st
     requests.push_back(std::move(*request));
   }
   if (requests.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("trace ", ToAbsl(name), " has no request"));
+    return Invalid("trace ", ToAbsl(name), " has no request");
   }
   return requests;
 }

@@ -18,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "src/cli/bench/loop.h"
-#include "src/cli/common/scatter.h"
+#include "src/cli/common/kv_cache.h"
 
 namespace kvxfer::cli {
 

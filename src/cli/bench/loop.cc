@@ -6,8 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "src/cli/common/stats.h"
-
 namespace kvxfer::cli {
 namespace {
 
@@ -69,55 +67,30 @@ void RunStream(Run& run, size_t stream, Share& share) {
   }
 }
 
-Json ToJson(const Tally& tally) {
-  return {tally.requests, tally.blocks, tally.bytes, tally.elapsed_ns};
-}
-
-absl::StatusOr<Tally> TallyFromJson(const Json& json) {
-  if (!json.is_array() || json.size() != 4 ||
-      !std::all_of(json.begin(), json.end(), [](const Json& n) { return n.is_number_integer(); })) {
-    return absl::InvalidArgumentError("an incomplete result");
-  }
-  return Tally{.requests = json[0].get<uint64_t>(),
-               .blocks = json[1].get<uint64_t>(),
-               .bytes = json[2].get<uint64_t>(),
-               .elapsed_ns = json[3].get<int64_t>()};
-}
-
 }  // namespace
 
-Json ToJson(const LoopSpec& spec) {
-  return {{"requests", spec.requests},
-          {"duration_ns", static_cast<uint64_t>(spec.duration.count())},
-          {"rate", spec.rate},
-          {"poisson", spec.poisson},
-          {"phase", spec.phase},
-          {"seed", spec.seed},
-          {"start_ns", static_cast<uint64_t>(spec.start_ns)},
-          {"timeline", spec.timeline}};
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, LoopSpec> spec) {
+  io("requests", spec.requests);
+  io("duration_ns", spec.duration);
+  io("rate", spec.rate);
+  io("poisson", spec.poisson);
+  io("phase", spec.phase);
+  io("seed", spec.seed);
+  io("start_ns", spec.start_ns);
+  io("timeline", spec.timeline);
 }
 
+Json ToJson(const LoopSpec& spec) { return FieldsToJson(spec); }
+
 absl::StatusOr<LoopSpec> LoopSpecFromJson(const Json& json) {
-  LoopSpec spec;
-  const absl::StatusOr<uint64_t> requests = GetUint(json, "requests");
-  const absl::StatusOr<uint64_t> duration = GetUint(json, "duration_ns");
-  const absl::StatusOr<uint64_t> seed = GetUint(json, "seed");
-  const absl::StatusOr<uint64_t> start = GetUint(json, "start_ns");
-  for (const auto* field : {&requests, &duration, &seed, &start}) {
-    if (!field->ok()) return field->status();
+  absl::StatusOr<LoopSpec> spec = FromJson<LoopSpec>(json);
+  if (!spec.ok()) return spec;
+  if (spec->start_ns < 0 || (spec->requests == 0 && spec->duration == Duration::zero())) {
+    return Invalid("a run must have an end");
   }
-  if (*duration > INT64_MAX || *start > INT64_MAX || (*requests == 0 && *duration == 0)) {
-    return absl::InvalidArgumentError("a run must have an end");
-  }
-  spec.requests = *requests;
-  spec.duration = Duration(static_cast<int64_t>(*duration));
-  spec.seed = *seed;
-  spec.start_ns = static_cast<int64_t>(*start);
-  spec.rate = std::clamp(GetNumber(json, "rate"), 0.0, 1e9);
-  spec.phase = std::clamp(GetNumber(json, "phase"), 0.0, 1.0);
-  spec.timeline = GetUint(json, "timeline").value_or(0);
-  const auto poisson = json.find("poisson");
-  spec.poisson = poisson != json.end() && *poisson == true;
+  spec->rate = std::clamp(spec->rate, 0.0, 1e9);
+  spec->phase = std::clamp(spec->phase, 0.0, 1.0);
   return spec;
 }
 
@@ -160,38 +133,28 @@ void Tally::Merge(const Tally& other) {
   elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
 }
 
-Json ToJson(const LoopResult& result) {
-  Json targets = Json::array();
-  for (const Tally& tally : result.targets) targets.push_back(ToJson(tally));
-  return {{"targets", std::move(targets)},
-          {"times", result.times.ToJson()},
-          {"notified", result.notified.ToJson()},
-          {"timeline", ToJson(result.timeline)}};
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, LoopResult> result) {
+  io("targets", result.targets);
+  io("times", result.times);
+  io("notified", result.notified);
+  io("timeline", result.timeline);
 }
 
+void LoopResult::Append(const LoopResult& other) {
+  all.Merge(other.all);
+  targets.insert(targets.end(), other.targets.begin(), other.targets.end());
+  times.Merge(other.times);
+  notified.Merge(other.notified);
+  timeline.insert(timeline.end(), other.timeline.begin(), other.timeline.end());
+}
+
+Json ToJson(const LoopResult& result) { return FieldsToJson(result); }
+
 absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json) {
-  const auto targets = json.find("targets");
-  const auto times = json.find("times");
-  const auto notified = json.find("notified");
-  if (targets == json.end() || !targets->is_array() || times == json.end() ||
-      notified == json.end()) {
-    return absl::InvalidArgumentError("an incomplete result");
-  }
-  LoopResult result;
-  for (const Json& item : *targets) {
-    const absl::StatusOr<Tally> tally = TallyFromJson(item);
-    if (!tally.ok()) return tally.status();
-    result.targets.push_back(*tally);
-    result.all.Merge(*tally);
-  }
-  for (auto [from, to] : {std::pair(&*times, &result.times), {&*notified, &result.notified}}) {
-    absl::StatusOr<LatencyHistogram> histogram = LatencyHistogram::FromJson(*from);
-    if (!histogram.ok()) return histogram.status();
-    *to = std::move(*histogram);
-  }
-  absl::StatusOr<Timeline> timeline = TimelineFromJson(json.value("timeline", Json::array()));
-  if (!timeline.ok()) return timeline.status();
-  result.timeline = *std::move(timeline);
+  absl::StatusOr<LoopResult> result = FromJson<LoopResult>(json);
+  if (!result.ok()) return result;
+  for (const Tally& tally : result->targets) result->all.Merge(tally);
   return result;
 }
 
@@ -221,6 +184,44 @@ absl::StatusOr<LoopResult> RunLoop(const LoopSpec& spec, size_t streams, size_t 
   }
   for (const Tally& tally : result.targets) result.all.Merge(tally);
   return result;
+}
+
+Json ToJson(const Timeline& timeline) { return JsonOut::Of(timeline); }
+
+absl::StatusOr<Timeline> TimelineFromJson(const Json& json) {
+  absl::StatusOr<Timeline> timeline = FromJson<Timeline>(json);
+  if (timeline.ok() && timeline->size() > kMaxTimeline) {
+    return Invalid("a timeline that is too long");
+  }
+  return timeline;
+}
+
+TimelineRecorder::TimelineRecorder(uint64_t most) : kept_(std::min(most, kMaxTimeline)) {}
+
+uint64_t TimelineRecorder::Begin() {
+  // A load first, so that the threads of a long run do not write shared memory.
+  if (begun_.load(std::memory_order_relaxed) >= kept_.size()) return 0;
+  const uint64_t number = begun_.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number <= kept_.size() ? number : 0;
+}
+
+Timeline TimelineRecorder::Take(int64_t start_ns) {
+  kept_.resize(std::min<size_t>(kept_.size(), begun_.load()));
+  for (TransferTimes& times : kept_) {
+    for (int64_t* time :
+         {&times.due_ns, &times.posted_ns, &times.first_slice_ns, &times.ended_ns}) {
+      *time -= start_ns;
+    }
+  }
+  return std::move(kept_);
+}
+
+void AddArrivalTimes(const ArrivalTimes& arrivals, Timeline& timeline) {
+  for (const auto& [number, after_ns] : arrivals) {
+    if (number == 0 || number > timeline.size()) continue;
+    TransferTimes& times = timeline[number - 1];
+    times.notified_ns = times.posted_ns + after_ns;
+  }
 }
 
 }  // namespace kvxfer::cli

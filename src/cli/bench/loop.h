@@ -3,6 +3,9 @@
 // A closed loop begins the next request of a thread when the last one has ended. An open loop
 // begins requests when they arrive. It measures their time from the arrival, even if a thread takes
 // the request later: a stall counts for every request that arrives during it, not only for one.
+//
+// `--timeline` records when single transfers of a run passed from stage to stage.
+
 #ifndef KVXFER_CLI_BENCH_LOOP_H_
 #define KVXFER_CLI_BENCH_LOOP_H_
 
@@ -17,9 +20,8 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/memory.h"
-#include "src/cli/bench/timeline.h"
 #include "src/cli/common/json_util.h"
-#include "src/cli/common/latency_histogram.h"
+#include "src/cli/common/stats.h"
 
 namespace kvxfer::cli {
 
@@ -83,6 +85,74 @@ class Schedule {
   std::mt19937_64 random_;
 };
 
+// The most transfers in one result: they are sent between processes in one message.
+inline constexpr uint64_t kMaxTimeline = 4096;
+
+// All times in nanoseconds since the common start of the run.
+struct TransferTimes {
+  uint32_t peer = 0;    // index into `peer_gb_per_s`
+  uint32_t thread = 0;  // of that peer
+  uint64_t bytes = 0;
+  int64_t due_ns = 0;
+  int64_t posted_ns = 0;
+  int64_t first_slice_ns = 0;            // the backend got the first slice
+  std::optional<int64_t> notified_ns{};  // the target's application was; needs a common clock
+  int64_t ended_ns = 0;                  // at the initiator
+};
+
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, TransferTimes> times) {
+  io("peer", times.peer);
+  io("thread", times.thread);
+  io("bytes", times.bytes);
+  io("due_ns", times.due_ns);
+  io("posted_ns", times.posted_ns);
+  io("first_slice_ns", times.first_slice_ns);
+  io("notified_ns", times.notified_ns);
+  io("ended_ns", times.ended_ns);
+}
+
+using Timeline = std::vector<TransferTimes>;
+
+// For other processes.
+Json ToJson(const Timeline& timeline);
+absl::StatusOr<Timeline> TimelineFromJson(const Json& json);
+
+// When a target's application was notified of a transfer.
+struct ArrivalTime {
+  uint64_t number = 0;   // of the transfer
+  int64_t after_ns = 0;  // since its posting
+};
+
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, ArrivalTime> arrival) {
+  io("number", arrival.number);
+  io("after_ns", arrival.after_ns);
+}
+
+using ArrivalTimes = std::vector<ArrivalTime>;
+
+// Records the first transfers of a run, in the order of their posting.
+// Thread-safety: any thread may call Begin and Put. Take: no other thread may use the object.
+class TimelineRecorder {
+ public:
+  explicit TimelineRecorder(uint64_t most);
+  // Call it before posting. Returns the number of the transfer, from 1, or 0 if it is not recorded.
+  uint64_t Begin();
+  // Stores the times of a transfer that has ended, by the clock of MonotonicNanoseconds. For the
+  // thread that called Begin.
+  void Put(uint64_t number, const TransferTimes& times) { kept_[number - 1] = times; }
+  // The recorded transfers by number, with times since `start_ns`.
+  Timeline Take(int64_t start_ns);
+
+ private:
+  Timeline kept_;
+  std::atomic<uint64_t> begun_{0};
+};
+
+// Ignores numbers that are not in the timeline.
+void AddArrivalTimes(const ArrivalTimes& arrivals, Timeline& timeline);
+
 // The requests of one target, or of one initiator, in a run.
 struct Tally {
   uint64_t requests = 0;
@@ -94,7 +164,19 @@ struct Tally {
   double gb_per_s() const {
     return elapsed_ns > 0 ? static_cast<double>(bytes) / static_cast<double>(elapsed_ns) : 0;
   }
+  double per_second(uint64_t count) const {
+    return elapsed_ns > 0 ? static_cast<double>(count) / (static_cast<double>(elapsed_ns) * 1e-9)
+                          : 0;
+  }
 };
+
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, Tally> tally) {
+  io("requests", tally.requests);
+  io("blocks", tally.blocks);
+  io("bytes", tally.bytes);
+  io("elapsed_ns", tally.elapsed_ns);
+}
 
 struct LoopResult {
   Tally all{};
@@ -102,6 +184,9 @@ struct LoopResult {
   LatencyHistogram times{};     // from due to the end at the initiator
   LatencyHistogram notified{};  // from posting to the target's notification; needs a common clock
   Timeline timeline{};          // of at most LoopSpec::timeline requests
+
+  // Adds the result of another run at the same time, with its own targets.
+  void Append(const LoopResult& other);
 };
 
 Json ToJson(const LoopResult& result);

@@ -1,15 +1,16 @@
-#include "src/cli/bench/options.h"
+// The options of `kvxfer bench` on the command line.
+
+#include "src/cli/common/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <initializer_list>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "src/cli/bench/kv/modes.h"
-#include "src/cli/common/options.h"
-#include "src/cli/common/shared_options.h"
+#include "src/cli/bench/plan.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -19,46 +20,12 @@ constexpr const char* kWhat = "What is moved";
 constexpr const char* kInstances = "KV caches between two instances";
 constexpr const char* kHow = "How much at once";
 constexpr const char* kLoad = "How long, and under which load";
-constexpr const char* kOutput = "Output";
 
-// One of these makes a run between two instances, as in `kvxfer demo`.
-constexpr std::initializer_list<const char*> kInstanceOptions = {"--prefill-tp",
-                                                                 "--decode-tp",
-                                                                 "--prefill-block-tokens",
-                                                                 "--decode-block-tokens",
-                                                                 "--prefill-layout",
-                                                                 "--decode-layout",
-                                                                 "--measure",
-                                                                 "--layer-time"};
-// These have no meaning there.
-constexpr std::initializer_list<const char*> kNotForInstances = {"server",
-                                                                 "--listen",
-                                                                 "--op",
-                                                                 "--block-sizes",
-                                                                 "--start-block-size",
-                                                                 "--max-block-size",
-                                                                 "--total",
-                                                                 "--tp",
-                                                                 "--trace",
-                                                                 "--cache-size",
-                                                                 "--speedup",
-                                                                 "--latency",
-                                                                 "--bidirectional",
-                                                                 "--threads",
-                                                                 "--peers",
-                                                                 "--scheme",
-                                                                 "--requests",
-                                                                 "--warmup",
-                                                                 "--rate",
-                                                                 "--arrivals",
-                                                                 "--seed",
-                                                                 "--timeout",
-                                                                 "--csv",
-                                                                 "--timeline"};
-
-void Group(CLI::App* command, const char* group, std::initializer_list<const char*> names) {
-  for (const char* name : names) command->get_option(name)->group(group);
-}
+// These have a meaning for a run between two instances too. One of the group kInstances makes it
+// such a run, as in `kvxfer demo`.
+constexpr std::array<std::string_view, 9> kForInstancesToo = {
+    "--help",         "--backend", "--memory",   "--model", "--tokens",
+    "--block-tokens", "--iters",   "--duration", "--json"};
 
 void Exclude(CLI::App* command, const char* name, std::initializer_list<const char*> others) {
   for (const char* other : others) {
@@ -66,12 +33,13 @@ void Exclude(CLI::App* command, const char* name, std::initializer_list<const ch
   }
 }
 
-// The first option of `names` that was given; null: none.
-const char* FirstGiven(const CLI::App* command, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (command->get_option(name)->count() > 0) return name;
+// The name of the first option that was given and for which `counts` holds; empty: none.
+std::string FirstGiven(const CLI::App* command,
+                       absl::FunctionRef<bool(const CLI::Option& option)> counts) {
+  for (const CLI::Option* option : command->get_options()) {
+    if (option->count() > 0 && counts(*option)) return option->get_name();
   }
-  return nullptr;
+  return "";
 }
 
 void DeclareWhere(CLI::App* command, BenchOptions& o) {
@@ -83,7 +51,6 @@ void DeclareWhere(CLI::App* command, BenchOptions& o) {
   AddBackend(command, o.backend,
              absl::StrCat(kFastestBackend, "; between two instances shm, or cuda_ipc for GPUs"));
   AddListen(command, o.listen);
-  Group(command, kWhere, {"server", "--backend", "--listen"});
 }
 
 void DeclareWhat(CLI::App* command, BenchOptions& o) {
@@ -114,9 +81,6 @@ void DeclareWhat(CLI::App* command, BenchOptions& o) {
           "in each line (default: requests that all look alike)");
   AddSize(command, "--cache-size", o.cache_bytes, "KV cache of each side, with --trace");
   AddNumber(command, "--speedup", o.speedup, "Replays the trace so many times as fast");
-  Group(command, kWhat,
-        {"--op", "--memory", "--block-sizes", "--start-block-size", "--max-block-size", "--total",
-         "--model", "--tokens", "--block-tokens", "--tp", "--trace", "--cache-size", "--speedup"});
 }
 
 void DeclareHow(CLI::App* command, BenchOptions& o) {
@@ -130,7 +94,6 @@ void DeclareHow(CLI::App* command, BenchOptions& o) {
             "Agents on the side that has many (default: 1, or the number of servers)");
   AddChoice(command, "--scheme", o.scheme, {"manytoone", "onetomany"},
             "Which side has many agents: the initiators or the targets");
-  Group(command, kHow, {"--latency", "--bidirectional", "--threads", "--peers", "--scheme"});
 }
 
 void DeclareLoad(CLI::App* command, BenchOptions& o) {
@@ -156,9 +119,6 @@ void DeclareLoad(CLI::App* command, BenchOptions& o) {
   AddNumber(command, "--seed", o.seed,
             "Random seed for block order, content, arrivals and injected faults");
   AddDuration(command, "--timeout", o.timeout, "Deadline of one request");
-  Group(command, kLoad,
-        {"--iters", "--requests", "--duration", "--warmup", "--rate", "--arrivals", "--seed",
-         "--timeout"});
 }
 
 void DeclareInstances(CLI::App* command, BenchOptions& o) {
@@ -170,23 +130,28 @@ void DeclareInstances(CLI::App* command, BenchOptions& o) {
   AddDuration(command, "--layer-time", o.layer_time,
               "Simulated time to compute a layer, with --measure streaming; a token, with "
               "migration");
-  Group(command, kInstances, kInstanceOptions);
 }
 
-}  // namespace
-
-void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
-  DeclareWhere(command, o);
-  DeclareWhat(command, o);
-  DeclareInstances(command, o);
-  DeclareHow(command, o);
-  DeclareLoad(command, o);
+void DeclareOutput(CLI::App* command, BenchOptions& o) {
   AddJson(command, o.json);
   command->add_flag("--csv", o.csv, "Prints one line of CSV for each result in place of text");
   AddNumber(command, "--timeline", o.timeline,
             "With --json: when each of the first N requests of a result was posted, began, was "
             "notified and ended (default: no request)");
-  Group(command, kOutput, {"--json", "--csv", "--timeline"});
+}
+
+}  // namespace
+
+void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
+  for (const auto& [group, declare] : {std::pair(kWhere, &DeclareWhere),
+                                       {kWhat, &DeclareWhat},
+                                       {kInstances, &DeclareInstances},
+                                       {kHow, &DeclareHow},
+                                       {kLoad, &DeclareLoad},
+                                       {"Output", &DeclareOutput}}) {
+    command->option_defaults()->group(group);
+    declare(command, o);
+  }
 
   Exclude(command, "--json", {"--csv"});
   Exclude(command, "--iters", {"--duration", "--requests"});
@@ -210,10 +175,17 @@ void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
 void NoteGivenOptions(const CLI::App* command, BenchOptions& o) {
   o.has_duration = command->get_option("--duration")->count() > 0;
   o.has_layer_time = command->get_option("--layer-time")->count() > 0;
-  const char* const instance = FirstGiven(command, kInstanceOptions);
-  o.instances = instance != nullptr;
-  if (!o.instances) return;
-  if (const char* other = FirstGiven(command, kNotForInstances)) {
+  const auto of_instances = [](const CLI::Option& option) {
+    return option.get_group() == kInstances;
+  };
+  const auto not_for_instances = [&](const CLI::Option& option) {
+    return !of_instances(option) &&
+           std::ranges::find(kForInstancesToo, option.get_name()) == kForInstancesToo.end();
+  };
+  const std::string instance = FirstGiven(command, of_instances);
+  o.instances = !instance.empty();
+  const std::string other = FirstGiven(command, not_for_instances);
+  if (o.instances && !other.empty()) {
     throw CLI::ValidationError(absl::StrCat(instance, " excludes ", other));
   }
 }

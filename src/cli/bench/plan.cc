@@ -1,11 +1,11 @@
 #include "src/cli/bench/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <utility>
 
 #include "src/cli/common/kv_model.h"
-#include "src/cli/common/options.h"
 #include "src/cli/common/peer_service.h"
 #include "src/cli/common/units.h"
 #include "src/core/base/strings.h"
@@ -20,27 +20,20 @@ constexpr uint64_t kMaxStreams = 1024;
 constexpr uint64_t kMaxRequests = 1'000'000'000;
 constexpr Duration kDefaultRun = std::chrono::seconds(2);
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 absl::Status CheckNumbers(const BenchOptions& o) {
-  for (const absl::Status& status :
-       {CheckRange("--peers", o.peers.value_or(1), 1, kMaxPeers),
-        CheckRange("--threads", o.threads.value_or(1), 1, kMaxThreads),
-        CheckRange("--iters", o.iters.value_or(1), 1, kMaxRequests),
-        CheckRange("--requests", o.requests.value_or(1), 1, kMaxRequests),
-        CheckRange("--warmup", o.warmup.value_or(0), 0, kMaxRequests),
-        CheckRange("--timeline", o.timeline.value_or(1), 1, kMaxTimeline),
-        CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24),
-        CheckRange("--block-tokens", o.block_tokens, 1, kTokensPerHash),
-        CheckRange("--tp", o.tp, 1, 1024), ParseMemorySides(o.memory).status()}) {
-    if (!status.ok()) return status;
-  }
-  if (o.has_duration && (o.duration <= Duration::zero() || o.duration > kLongestRun)) {
-    return Invalid("--duration must be above zero and at most an hour");
-  }
-  if (o.timeout <= Duration::zero() || o.timeout > kLongestRun) {
-    return Invalid("--timeout must be above zero and at most an hour");
-  }
+  if (absl::Status s =
+          FirstError({CheckRange("--peers", o.peers.value_or(1), 1, kMaxPeers),
+                      CheckRange("--threads", o.threads.value_or(1), 1, kMaxThreads),
+                      CheckRange("--iters", o.iters.value_or(1), 1, kMaxRequests),
+                      CheckRange("--requests", o.requests.value_or(1), 1, kMaxRequests),
+                      CheckRange("--warmup", o.warmup.value_or(0), 0, kMaxRequests),
+                      CheckRange("--timeline", o.timeline.value_or(1), 1, kMaxTimeline),
+                      CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24),
+                      CheckRange("--block-tokens", o.block_tokens, 1, kTokensPerHash),
+                      CheckRange("--tp", o.tp, 1, 1024), ParseMemorySides(o.memory).status()});
+      !s.ok())
+    return s;
+  if (absl::Status s = CheckRunTimes(o); !s.ok()) return s;
   if (!(o.speedup > 0) || o.speedup > 1e6) return Invalid("--speedup must be above 0 to 1000000");
   return absl::OkStatus();
 }
@@ -50,19 +43,18 @@ absl::Status CheckContradictions(const BenchOptions& o) {
   if (o.op == "read" && o.latency) {
     return Invalid("--latency measures writes and their answers: it takes no --op read");
   }
-  if (o.latency && o.scheme == "onetomany" && o.peers.value_or(o.servers.size()) > 1) {
-    return Invalid("--latency with several --peers needs --scheme manytoone");
-  }
-  if (o.bidirectional && o.scheme == "onetomany" && o.peers.value_or(o.servers.size()) > 1) {
-    return Invalid("--bidirectional with several --peers needs --scheme manytoone");
+  const bool fan_out = o.scheme == "onetomany" && o.peers.value_or(o.servers.size()) > 1;
+  for (const auto& [given, name] :
+       {std::pair(o.latency, "--latency"), {o.bidirectional, "--bidirectional"}}) {
+    if (given && fan_out) return Invalid(name, " with several --peers needs --scheme manytoone");
   }
   if (o.servers.size() > 1 && o.scheme != "onetomany") {
     return Invalid("several servers need --scheme onetomany");
   }
   if (o.scheme == "onetomany" && !o.servers.empty() &&
       o.peers.value_or(o.servers.size()) != o.servers.size()) {
-    return Invalid(absl::StrCat("--peers ", *o.peers, " with ", o.servers.size(),
-                                " servers: name one server for each peer, or no server"));
+    return Invalid("--peers ", *o.peers, " with ", o.servers.size(),
+                   " servers: name one server for each peer, or no server");
   }
   if (o.tokens && o.model.empty()) {
     return Invalid("--tokens needs --model, or --prefill-tp or --decode-tp");
@@ -106,8 +98,8 @@ absl::Status AddRawCases(const BenchOptions& o, BenchPlan& plan) {
     if (bench.request_blocks == 0) {
       const std::string part =
           streams == 1 ? "" : absl::StrCat(", shared by ", streams, " streams (peers by threads),");
-      return Invalid(absl::StrCat("--total of ", FormatBytes(o.total), part, " holds no block of ",
-                                  FormatBytes(size)));
+      return Invalid("--total of ", FormatBytes(o.total), part, " holds no block of ",
+                     FormatBytes(size));
     }
     plan.cases.push_back(bench);
   }
@@ -121,17 +113,16 @@ absl::Status AddTraceCase(const BenchOptions& o, BenchCase bench, BenchPlan& pla
   for (size_t i = 0; i < requests->size(); ++i) {
     const uint64_t blocks = (*requests)[i].blocks(o.block_tokens);
     if (blocks <= bench.cache_blocks) continue;
-    return Invalid(absl::StrCat("request ", i + 1, " of the trace has ", (*requests)[i].tokens,
-                                " tokens, ", FormatBytes(blocks * bench.pieces * bench.block_bytes),
-                                "; --cache-size is ", FormatBytes(o.cache_bytes)));
+    return Invalid("request ", i + 1, " of the trace has ", (*requests)[i].tokens, " tokens, ",
+                   FormatBytes(blocks * bench.pieces * bench.block_bytes), "; --cache-size is ",
+                   FormatBytes(o.cache_bytes));
   }
   bench.threads = o.threads.value_or(4);
   bench.request_blocks =
       std::min(requests->front().blocks(o.block_tokens), bench.cache_blocks / bench.threads);
   if (bench.request_blocks == 0) {
-    return Invalid(absl::StrCat("--cache-size of ", FormatBytes(o.cache_bytes),
-                                " holds less than one block for each of --threads ",
-                                bench.threads));
+    return Invalid("--cache-size of ", FormatBytes(o.cache_bytes),
+                   " holds less than one block for each of --threads ", bench.threads);
   }
   plan.cases.push_back(bench);
   plan.trace = TraceSpec{.requests = std::move(*requests),
@@ -152,10 +143,9 @@ absl::Status AddModelCase(const BenchOptions& o, BenchPlan& plan) {
   const uint64_t tokens = o.tokens.value_or(kDefaultTokens);
   bench.request_blocks = (tokens + o.block_tokens - 1) / o.block_tokens;
   if (bench.pieces > kMaxPieces || bench.block_bytes > kMaxBlockBytes) {
-    return Invalid(absl::StrCat("model ", model->name, " with --block-tokens ", o.block_tokens,
-                                ": ", bench.pieces, " regions of blocks of ",
-                                FormatBytes(bench.block_bytes), " are more than ", kMaxPieces,
-                                " of ", FormatBytes(kMaxBlockBytes)));
+    return Invalid("model ", model->name, " with --block-tokens ", o.block_tokens, ": ",
+                   bench.pieces, " regions of blocks of ", FormatBytes(bench.block_bytes),
+                   " are more than ", kMaxPieces, " of ", FormatBytes(kMaxBlockBytes));
   }
   plan.model = model->name;
   plan.tp = o.tp;
@@ -187,8 +177,8 @@ absl::Status SetLoad(const BenchOptions& o, BenchPlan& plan) {
   } else if (o.requests) {
     loop.requests = *o.requests;
     if (*o.requests < streams) {
-      return Invalid(absl::StrCat("--requests ", *o.requests, " is less than one for each of ",
-                                  streams, " streams (peers by threads)"));
+      return Invalid("--requests ", *o.requests, " is less than one for each of ", streams,
+                     " streams (peers by threads)");
     }
   } else if (!o.has_duration) {
     // A fixed time if peers are compared or a rate is held: with a number of requests, the peers
@@ -204,6 +194,17 @@ absl::Status SetLoad(const BenchOptions& o, BenchPlan& plan) {
 
 }  // namespace
 
+absl::Status CheckRunTimes(const BenchOptions& o) {
+  for (const auto& [name, time] :
+       {std::pair("--duration", o.has_duration ? o.duration : Duration(1)),
+        {"--timeout", o.timeout}}) {
+    if (time <= Duration::zero() || time > kLongestRun) {
+      return Invalid(name, " must be above zero and at most an hour");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Rate> ParseRate(std::string_view text) {
   double number = 0;
   const char* end = text.data() + text.size();
@@ -212,25 +213,16 @@ absl::StatusOr<Rate> ParseRate(std::string_view text) {
   const bool percent = unit == "%";
   const double most = percent ? 1000 : 1e9;
   if (error != std::errc() || !(unit.empty() || percent) || !(number > 0) || number > most) {
-    return Invalid(absl::StrCat("'", ToAbsl(text),
-                                "': write requests a second, such as 2000, or a percentage of "
-                                "closed-loop throughput, such as 50%"));
+    return Invalid("'", ToAbsl(text),
+                   "': write requests a second, such as 2000, or a percentage of "
+                   "closed-loop throughput, such as 50%");
   }
   return percent ? Rate{.percent = number} : Rate{.per_second = number};
 }
 
 const char* ToString(Workload workload) {
-  switch (workload) {
-    case Workload::kRaw:
-      return "raw";
-    case Workload::kLatency:
-      return "latency";
-    case Workload::kKv:
-      return "kv";
-    case Workload::kTrace:
-      return "trace";
-  }
-  return "";
+  constexpr std::array kNames = {"raw", "latency", "kv", "trace"};
+  return kNames.at(static_cast<size_t>(workload));
 }
 
 std::vector<MemoryNeed> BenchPlan::needs(const BenchCase& bench) const {
@@ -257,7 +249,7 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& o) {
                   .backend = o.backend,
                   .seed = o.seed};
   if (peers * o.threads.value_or(1) > kMaxStreams) {
-    return Invalid(absl::StrCat("--peers times --threads may be at most ", kMaxStreams));
+    return Invalid("--peers times --threads may be at most ", kMaxStreams);
   }
   const bool kv = !o.trace.empty() || !o.model.empty();
   plan.workload = !o.trace.empty()   ? Workload::kTrace

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "src/cli/bench/case.h"
+#include "src/cli/bench/drive.h"
 #include "src/cli/bench/kv_trace.h"
 #include "src/cli/bench/loop.h"
 #include "src/cli/bench/workers.h"
 #include "src/cli/common/cache_memory.h"
-#include "src/cli/common/shared_options.h"
+#include "src/cli/common/options.h"
 
 namespace kvxfer::cli {
 
@@ -68,6 +68,17 @@ struct BenchOptions {
   bool json = false;
   bool csv = false;
 };
+
+// Declares the options in groups. Where perftest or nixlbench have another name for the same thing,
+// that name works too. Parsing refuses pairs that contradict each other. `options` must live as
+// long as `command`.
+void DeclareBenchOptions(CLI::App* command, BenchOptions& options);
+// After parsing: stores in `options` which options were given where their values do not show it.
+// Throws CLI::ValidationError if an option of one kind of run was given for another kind.
+void NoteGivenOptions(const CLI::App* command, BenchOptions& options);
+
+// Whether --duration and --timeout are above zero and at most an hour.
+absl::Status CheckRunTimes(const BenchOptions& options);
 
 // "2000" is requests a second; "50%" is a share of what a closed loop reaches.
 struct Rate {

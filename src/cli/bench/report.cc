@@ -11,59 +11,14 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/common/units.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 
 namespace kvxfer::cli {
 namespace {
 
-// The JSON fields with a single value, in the order of CSV columns.
-constexpr std::array kColumns = {"workload",
-                                 "backend",
-                                 "op",
-                                 "memory",
-                                 "memory_target",
-                                 "block_bytes",
-                                 "blocks",
-                                 "bytes",
-                                 "requests",
-                                 "seconds",
-                                 "gb_per_s",
-                                 "ops_per_s",
-                                 "requests_per_s",
-                                 "min_us",
-                                 "mean_us",
-                                 "p50_us",
-                                 "p90_us",
-                                 "p99_us",
-                                 "p999_us",
-                                 "max_us",
-                                 "jitter",
-                                 "notified_p50_us",
-                                 "notified_p99_us",
-                                 "cpu_s_per_gb_initiator",
-                                 "cpu_s_per_gb_target",
-                                 "register_ms",
-                                 "first_transfer_us",
-                                 "rss_bytes",
-                                 "rss_bytes_target",
-                                 "verified",
-                                 "peers",
-                                 "scheme",
-                                 "threads",
-                                 "bidirectional",
-                                 "fairness",
-                                 "target_requests_per_s",
-                                 "arrivals",
-                                 "peak_requests_per_s",
-                                 "peak_gb_per_s",
-                                 "device_copy_gbps",
-                                 "device_scattered_gbps",
-                                 "model",
-                                 "tp",
-                                 "tokens",
-                                 "prompt_tokens",
-                                 "hit_tokens",
-                                 "path"};
+// The fields with a single value, in the order of CSV columns; null: a run of this kind has none.
+using Row = std::vector<std::pair<const char*, Json>>;
 
 double PerGb(double seconds, const Tally& tally) {
   return tally.bytes > 0 ? seconds / (static_cast<double>(tally.bytes) * 1e-9) : 0;
@@ -122,117 +77,121 @@ Json MachineJson() {
           {"kernel", system.release}};
 }
 
-// Adds the fields that only some kinds of run have.
-void AddOfKind(const BenchPlan& plan, const BenchRow& row, Json& json) {
-  if (plan.peers() > 1) {
-    json["scheme"] = plan.workers.initiators > 1 ? "manytoone" : "onetomany";
-    json["fairness"] = row.fairness();
-    Json rates = Json::array();
-    for (const Tally& peer : row.ran.peers) rates.push_back(peer.gb_per_s());
-    json["peer_gb_per_s"] = std::move(rates);
+Json If(bool has, const Json& value) { return has ? value : Json(); }
+
+Row MovedFields(const BenchPlan& plan, const BenchRow& row) {
+  const Tally& all = row.ran.all;
+  const uint64_t requests = std::max<uint64_t>(all.requests, 1);
+  return {{"workload", ToString(plan.workload)},
+          {"backend", row.opened.backend},
+          {"op", row.bench.write ? "write" : "read"},
+          {"memory", row.bench.memory.here.ToString()},
+          {"memory_target", row.bench.memory.there.ToString()},
+          {"block_bytes", row.bench.block_bytes},
+          {"blocks", all.blocks / requests},
+          {"bytes", all.bytes / requests},
+          {"requests", all.requests},
+          {"seconds", static_cast<double>(all.elapsed_ns) * 1e-9},
+          {"gb_per_s", all.gb_per_s()},
+          {"ops_per_s", all.per_second(all.blocks)},
+          {"requests_per_s", all.per_second(all.requests)}};
+}
+
+Row TimeFields(const BenchPlan& /*plan*/, const BenchRow& row) {
+  const LatencyHistogram& times = row.ran.times;
+  const LatencyHistogram& notified = row.ran.notified;
+  const double p50 = times.Percentile(0.5);
+  return {{"min_us", times.min()},
+          {"mean_us", times.mean()},
+          {"p50_us", p50},
+          {"p90_us", times.Percentile(0.9)},
+          {"p99_us", times.Percentile(0.99)},
+          {"p999_us", times.Percentile(0.999)},
+          {"max_us", times.max()},
+          {"jitter", p50 > 0 ? times.Percentile(0.99) / p50 : 0},
+          {"notified_p50_us", If(notified.count() > 0, notified.Percentile(0.5))},
+          {"notified_p99_us", If(notified.count() > 0, notified.Percentile(0.99))}};
+}
+
+Row CostFields(const BenchPlan& /*plan*/, const BenchRow& row) {
+  return {{"cpu_s_per_gb_initiator", PerGb(row.ran.cpu_seconds, row.ran.all)},
+          {"cpu_s_per_gb_target", PerGb(row.cpu_seconds_at_targets(), row.ran.all)},
+          {"register_ms", row.opened.register_ms},
+          {"first_transfer_us", row.opened.first_transfer_us},
+          {"rss_bytes", row.ran.rss_bytes},
+          {"rss_bytes_target", row.rss_bytes_at_targets()},
+          {"verified", true}};  // a run whose first round is wrong gives no row
+}
+
+Row LoadFields(const BenchPlan& plan, const BenchRow& row) {
+  const bool many = plan.peers() > 1;
+  const bool open = row.target_rate > 0;
+  const Tally peak = row.peak.value_or(Tally());
+  return {{"peers", plan.peers()},
+          {"scheme", If(many, plan.workers.initiators > 1 ? "manytoone" : "onetomany")},
+          {"threads", row.bench.threads},
+          {"bidirectional", row.bench.bidirectional},
+          {"fairness", If(many, row.fairness())},
+          {"target_requests_per_s", If(open, row.target_rate)},
+          {"arrivals", If(open, plan.loop.poisson ? "poisson" : "constant")},
+          {"peak_requests_per_s", If(row.peak.has_value(), peak.per_second(peak.requests))},
+          {"peak_gb_per_s", If(row.peak.has_value(), peak.gb_per_s())},
+          {"device_copy_gbps", If(row.device.whole > 0, row.device.whole)},
+          {"device_scattered_gbps", If(row.device.scattered > 0, row.device.scattered)},
+          {"model", If(!plan.model.empty(), plan.model)},
+          {"tp", If(!plan.model.empty(), plan.tp)},
+          {"tokens", If(plan.tokens > 0, plan.tokens)},
+          {"prompt_tokens", If(plan.trace.has_value(), row.ran.tokens)},
+          {"hit_tokens", If(plan.trace.has_value(), row.ran.hit_tokens)},
+          {"path", row.opened.path}};
+}
+
+Row FieldsOf(const BenchPlan& plan, const BenchRow& row) {
+  Row fields;
+  for (const auto part : {&MovedFields, &TimeFields, &CostFields, &LoadFields}) {
+    std::ranges::move(part(plan, row), std::back_inserter(fields));
   }
-  if (row.target_rate > 0) {
-    json["target_requests_per_s"] = row.target_rate;
-    json["arrivals"] = plan.loop.poisson ? "poisson" : "constant";
-  }
-  if (row.peak) {
-    json["peak_gb_per_s"] = row.peak->gb_per_s();
-    json["peak_requests_per_s"] = static_cast<double>(row.peak->requests) /
-                                  (static_cast<double>(row.peak->elapsed_ns) * 1e-9);
-  }
-  if (row.device.whole > 0) json["device_copy_gbps"] = row.device.whole;
-  if (row.device.scattered > 0) json["device_scattered_gbps"] = row.device.scattered;
-  if (!plan.model.empty()) {
-    json["model"] = plan.model;
-    json["tp"] = plan.tp;
-  }
-  if (plan.tokens > 0) json["tokens"] = plan.tokens;
-  if (plan.trace) {
-    json["prompt_tokens"] = row.ran.tokens;
-    json["hit_tokens"] = row.ran.hit_tokens;
-  }
-  if (row.ran.notified.count() > 0) {
-    json["notified_p50_us"] = row.ran.notified.Percentile(0.5);
-    json["notified_p99_us"] = row.ran.notified.Percentile(0.99);
-  }
-  if (!row.ran.timeline.empty()) json["timeline"] = TimelineJson(row.ran.timeline);
+  return fields;
 }
 
 Json RowJson(const BenchPlan& plan, const BenchRow& row) {
-  const Tally& all = row.ran.all;
-  const LatencyHistogram& times = row.ran.times;
-  const double p50 = times.Percentile(0.5);
-  const uint64_t requests = std::max<uint64_t>(all.requests, 1);
-  Json json = {{"workload", ToString(plan.workload)},
-               {"backend", row.opened.backend},
-               {"op", row.bench.write ? "write" : "read"},
-               {"memory", row.bench.memory.here.ToString()},
-               {"memory_target", row.bench.memory.there.ToString()},
-               {"block_bytes", row.bench.block_bytes},
-               {"blocks", all.blocks / requests},
-               {"bytes", all.bytes / requests},
-               {"requests", all.requests},
-               {"seconds", static_cast<double>(all.elapsed_ns) * 1e-9},
-               {"gb_per_s", row.gb_per_s()},
-               {"ops_per_s", row.per_second(all.blocks)},
-               {"requests_per_s", row.per_second(all.requests)},
-               {"min_us", times.min()},
-               {"mean_us", times.mean()},
-               {"p50_us", p50},
-               {"p90_us", times.Percentile(0.9)},
-               {"p99_us", times.Percentile(0.99)},
-               {"p999_us", times.Percentile(0.999)},
-               {"max_us", times.max()},
-               {"latency_cdf", CdfJson(times)},
-               {"jitter", p50 > 0 ? times.Percentile(0.99) / p50 : 0},
-               {"cpu_s_per_gb_initiator", PerGb(row.ran.cpu_seconds, all)},
-               {"cpu_s_per_gb_target", PerGb(row.cpu_seconds_at_targets(), all)},
-               {"register_ms", row.opened.register_ms},
-               {"first_transfer_us", row.opened.first_transfer_us},
-               {"rss_bytes", row.ran.rss_bytes},
-               {"rss_bytes_target", row.rss_bytes_at_targets()},
-               {"verified", true},  // a run whose first round is wrong gives no row
-               {"peers", plan.peers()},
-               {"threads", row.bench.threads},
-               {"bidirectional", row.bench.bidirectional},
-               {"path", row.opened.path}};
-  AddOfKind(plan, row, json);
+  Json json = {{"latency_cdf", CdfJson(row.ran.times)}};
+  for (const auto& [name, value] : FieldsOf(plan, row)) {
+    if (!value.is_null()) json[name] = value;
+  }
+  if (plan.peers() > 1) {
+    Json& rates = json["peer_gb_per_s"] = Json::array();
+    for (const Tally& peer : row.ran.targets) rates.push_back(peer.gb_per_s());
+  }
+  if (!row.ran.timeline.empty()) json["timeline"] = TimelineJson(row.ran.timeline);
   return json;
 }
 
-std::string CsvCell(const Json& row, const char* column) {
-  const auto it = row.find(column);
-  if (it == row.end()) return "";
-  if (!it->is_string()) return it->dump();
-  std::string quoted = "\"";
-  for (char c : it->get<std::string>()) quoted.append(c == '"' ? 2 : 1, c);
-  return quoted + "\"";
+std::string CsvCell(const Json& value) {
+  if (value.is_null()) return "";
+  if (!value.is_string()) return value.dump();
+  return absl::StrCat("\"", absl::StrReplaceAll(value.get<std::string>(), {{"\"", "\"\""}}), "\"");
 }
 
 }  // namespace
 
-double BenchRow::per_second(uint64_t count) const {
-  if (ran.all.elapsed_ns <= 0) return 0;
-  return static_cast<double>(count) / (static_cast<double>(ran.all.elapsed_ns) * 1e-9);
-}
-
 double BenchRow::cpu_seconds_at_targets() const {
   double sum = 0;
-  for (const auto& [process, use] : ran.targets) sum += use.cpu_after - use.cpu_before;
+  for (const auto& [process, use] : ran.processes) sum += use.cpu_after - use.cpu_before;
   return sum;
 }
 
 uint64_t BenchRow::rss_bytes_at_targets() const {
   uint64_t sum = 0;
-  for (const auto& [process, use] : ran.targets) sum += use.rss_bytes;
+  for (const auto& [process, use] : ran.processes) sum += use.rss_bytes;
   return sum;
 }
 
 double BenchRow::fairness() const {
   double least = 0;
   double most = 0;
-  for (size_t i = 0; i < ran.peers.size(); ++i) {
-    const double rate = ran.peers[i].gb_per_s();
+  for (size_t i = 0; i < ran.targets.size(); ++i) {
+    const double rate = ran.targets[i].gb_per_s();
     least = i == 0 ? rate : std::min(least, rate);
     most = std::max(most, rate);
   }
@@ -249,17 +208,19 @@ Json ReportJson(const BenchPlan& plan, const std::vector<BenchRow>& rows) {
 }
 
 std::string ReportCsv(const BenchPlan& plan, const std::vector<BenchRow>& rows) {
-  std::string text;
-  for (const char* column : kColumns) absl::StrAppend(&text, text.empty() ? "" : ",", column);
+  std::string names;
+  std::string lines;
   for (const BenchRow& row : rows) {
-    const Json json = RowJson(plan, row);
-    std::string line;
-    for (const char* column : kColumns) {
-      absl::StrAppend(&line, column == kColumns.front() ? "" : ",", CsvCell(json, column));
+    std::vector<std::string> titles;
+    std::vector<std::string> cells;
+    for (const auto& [name, value] : FieldsOf(plan, row)) {
+      titles.emplace_back(name);
+      cells.push_back(CsvCell(value));
     }
-    absl::StrAppend(&text, "\n", line);
+    names = absl::StrJoin(titles, ",");
+    absl::StrAppend(&lines, "\n", absl::StrJoin(cells, ","));
   }
-  return text;
+  return names + lines;
 }
 
 }  // namespace kvxfer::cli

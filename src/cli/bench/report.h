@@ -1,18 +1,35 @@
 // The output of `kvxfer bench`: a table that grows, or a JSON document or CSV at the end.
+
 #ifndef KVXFER_CLI_BENCH_REPORT_H_
 #define KVXFER_CLI_BENCH_REPORT_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "src/cli/bench/device_copy.h"
-#include "src/cli/bench/group.h"
+#include "absl/status/statusor.h"
 #include "src/cli/bench/plan.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/common/json_util.h"
 #include "src/cli/common/table.h"
+#include "src/cli/common/units.h"
 
 namespace kvxfer::cli {
+
+// The copy rates of GPUs without kvxfer, for comparison with its transfers. In 10^9 bytes a second,
+// counting each byte once; the best of a few turns. Zero: not measured.
+struct DeviceCopyRates {
+  double whole = 0;      // one large copy by the driver
+  double scattered = 0;  // blocks in random order on both sides, by one copy kernel
+};
+
+// Copies from the GPU of one side to that of the other, or within a GPU if only one side has one.
+// Copies at most as many of the `blocks` blocks as one kernel takes. The rates are zero if neither
+// side has a GPU or a GPU lacks memory for the copy; `scattered` is also zero if one GPU cannot
+// reach the other.
+absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint64_t block_bytes,
+                                                  uint64_t blocks);
 
 // The figures of one configuration.
 struct BenchRow {
@@ -23,8 +40,6 @@ struct BenchRow {
   double target_rate = 0;       // requests a second in an open loop
   std::optional<Tally> peak{};  // of the closed loop that "--rate 50%" is a percentage of
 
-  double gb_per_s() const { return ran.all.gb_per_s(); }
-  double per_second(uint64_t count) const;
   double cpu_seconds_at_targets() const;
   uint64_t rss_bytes_at_targets() const;
   // The rate of the slowest peer divided by that of the fastest.

@@ -1,7 +1,5 @@
 // The table of `kvxfer bench`.
 
-#include <cstdlib>
-
 #include "absl/strings/str_cat.h"
 #include "src/cli/bench/report.h"
 #include "src/cli/common/units.h"
@@ -19,18 +17,45 @@ bool HasDevice(const BenchPlan& plan) {
          (memory.here.cuda() || (memory.there.cuda() && plan.workers.servers.empty()));
 }
 
-std::vector<Table::Column> Columns(const BenchPlan& plan) {
-  std::vector<Table::Column> columns = {{"block", 8}, {"blocks", 7}, {"GB/s", 7}};
-  columns.push_back(CountsBlocks(plan) ? Table::Column{"Mops/s", 7} : Table::Column{"req/s", 8});
-  if (plan.rate) columns.push_back({"target req/s", 12});
-  if (HasDevice(plan)) columns.push_back({"% of device copy", 16});
-  for (const char* percentile : {"p50", "p90", "p99", "p99.9", "max"}) {
-    columns.push_back({percentile, 7});
+struct Cell {
+  Table::Column column{};
+  std::string text{};
+};
+
+std::vector<Cell> CellsOf(const BenchPlan& plan, const BenchRow& row) {
+  const Tally& all = row.ran.all;
+  const LatencyHistogram& times = row.ran.times;
+  const double p50 = times.Percentile(0.5);
+  const double gb = static_cast<double>(all.bytes) * 1e-9;
+  std::vector<Cell> cells = {
+      {{"block", 8}, FormatBytes(row.bench.block_bytes)},
+      {{"blocks", 7}, std::to_string(all.blocks / std::max<uint64_t>(all.requests, 1))},
+      {{"GB/s", 7}, FormatFixed(all.gb_per_s(), 2)}};
+  cells.push_back(CountsBlocks(plan)
+                      ? Cell{{"Mops/s", 7}, FormatFixed(all.per_second(all.blocks) * 1e-6, 3)}
+                      : Cell{{"req/s", 8}, FormatFixed(all.per_second(all.requests), 1)});
+  if (plan.rate) cells.push_back({{"target req/s", 12}, FormatFixed(row.target_rate, 1)});
+  if (HasDevice(plan)) {
+    const double whole = row.device.whole;
+    cells.push_back(
+        {{"% of device copy", 16}, whole > 0 ? FormatFixed(100 * all.gb_per_s() / whole, 1) : "-"});
   }
-  columns.push_back({"p99/p50"});
-  columns.push_back({"CPU s/GB initiator"});
-  columns.push_back({"target", 6});
-  if (plan.peers() > 1) columns.push_back({"min/max peer"});
+  for (const auto& [name, fraction] :
+       {std::pair("p50", 0.5), {"p90", 0.9}, {"p99", 0.99}, {"p99.9", 0.999}}) {
+    cells.push_back({{name, 7}, FormatTime(times.Percentile(fraction) * 1e-6)});
+  }
+  const auto per_gb = [gb](double seconds) { return gb > 0 ? FormatFixed(seconds / gb, 3) : "-"; };
+  cells.push_back({{"max", 7}, FormatTime(times.max() * 1e-6)});
+  cells.push_back({{"p99/p50"}, FormatFixed(p50 > 0 ? times.Percentile(0.99) / p50 : 0, 2)});
+  cells.push_back({{"CPU s/GB initiator"}, per_gb(row.ran.cpu_seconds)});
+  cells.push_back({{"target", 6}, per_gb(row.cpu_seconds_at_targets())});
+  if (plan.peers() > 1) cells.push_back({{"min/max peer"}, FormatFixed(row.fairness(), 2)});
+  return cells;
+}
+
+std::vector<Table::Column> Columns(const BenchPlan& plan) {
+  std::vector<Table::Column> columns;
+  for (const Cell& cell : CellsOf(plan, {})) columns.push_back(cell.column);
   return columns;
 }
 
@@ -73,30 +98,9 @@ std::string BenchTable::Title() const {
 }
 
 std::string BenchTable::Line(const BenchRow& row) const {
-  const Tally& all = row.ran.all;
-  const LatencyHistogram& times = row.ran.times;
-  const uint64_t requests = std::max<uint64_t>(all.requests, 1);
-  const double p50 = times.Percentile(0.5);
-  std::vector<std::string> cells = {FormatBytes(row.bench.block_bytes),
-                                    std::to_string(all.blocks / requests),
-                                    FormatFixed(row.gb_per_s(), 2)};
-  cells.push_back(CountsBlocks(plan_) ? FormatFixed(row.per_second(all.blocks) * 1e-6, 3)
-                                      : FormatFixed(row.per_second(all.requests), 1));
-  if (plan_.rate) cells.push_back(FormatFixed(row.target_rate, 1));
-  if (HasDevice(plan_)) {
-    const double whole = row.device.whole;
-    cells.push_back(whole > 0 ? FormatFixed(100 * row.gb_per_s() / whole, 1) : "-");
-  }
-  for (double fraction : {0.5, 0.9, 0.99, 0.999}) {
-    cells.push_back(FormatTime(times.Percentile(fraction) * 1e-6));
-  }
-  cells.push_back(FormatTime(times.max() * 1e-6));
-  cells.push_back(FormatFixed(p50 > 0 ? times.Percentile(0.99) / p50 : 0, 2));
-  const double gb = static_cast<double>(all.bytes) * 1e-9;
-  cells.push_back(gb > 0 ? FormatFixed(row.ran.cpu_seconds / gb, 3) : "-");
-  cells.push_back(gb > 0 ? FormatFixed(row.cpu_seconds_at_targets() / gb, 3) : "-");
-  if (plan_.peers() > 1) cells.push_back(FormatFixed(row.fairness(), 2));
-  return table_.Row(cells);
+  std::vector<std::string> texts;
+  for (const Cell& cell : CellsOf(plan_, row)) texts.push_back(cell.text);
+  return table_.Row(texts);
 }
 
 std::string BenchTable::Footer(const BenchRow& row) const {

@@ -1,25 +1,20 @@
 // `kvxfer bench-worker`: the worker processes of `bench` and `ping`.
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <future>
 #include <list>
-#include <memory>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "src/cli/bench/workers.h"
-#include "src/cli/commands.h"
-#include "src/cli/common/agent_setup.h"
 #include "src/cli/common/bootstrap.h"
+#include "src/cli/common/channel.h"
+#include "src/cli/common/command_line.h"
 #include "src/cli/common/peer_service.h"
-#include "src/cli/common/process.h"
 
 namespace kvxfer::cli {
 namespace {
 
-constexpr Duration kIdle = std::chrono::hours(24);  // this process ends with its parent anyway
 constexpr uint64_t kMaxCount = 4096;
 
 // One target, and the port for its clients.
@@ -44,8 +39,7 @@ absl::StatusOr<std::list<Target>> MakeTargets(const Json& first) {
   std::list<Target> targets;
   for (uint64_t i = 0; i < std::min(*count, kMaxCount); ++i) {
     // Loopback, whatever the environment says: the clients are processes of this run.
-    absl::StatusOr<BootstrapServer> server =
-        BootstrapServer::Listen({.host = "127.0.0.1", .port = 0});
+    auto server = BootstrapServer::Listen({.host = "127.0.0.1", .port = 0});
     if (!server.ok()) return server.status();
     absl::StatusOr<std::unique_ptr<Agent>> agent = MakeTargetAgent(first, i);
     if (!agent.ok()) return agent.status();
@@ -59,27 +53,26 @@ absl::StatusOr<Json> Answer(InitiatorGroup& group, const Json& request,
                             std::atomic<uint64_t>& moved) {
   const std::string type = GetString(request, "type");
   if (type == "open") {
-    const absl::StatusOr<BenchCase> bench =
-        BenchCaseFromJson(request.value("case", Json::object()));
-    const absl::StatusOr<uint64_t> first = GetUint(request, "first");
-    const absl::StatusOr<uint64_t> count = GetUint(request, "count");
+    const auto bench = BenchCaseFromJson(request.value("case", Json::object()));
     if (!bench.ok()) return bench.status();
-    if (!first.ok()) return first.status();
-    if (!count.ok()) return count.status();
-    const absl::StatusOr<Opened> opened =
-        group.Open(*bench, static_cast<uint32_t>(*first), static_cast<uint32_t>(*count));
+    uint32_t first = 0;
+    uint32_t count = 0;
+    JsonIn io(request);
+    io("first", first);
+    io("count", count);
+    if (absl::Status s = io.Finish(); !s.ok()) return s;
+    const absl::StatusOr<Opened> opened = group.Open(*bench, first, count);
     if (!opened.ok()) return opened.status();
-    return ToJson(*opened);
+    return FieldsToJson(*opened);
   }
   if (type == "run") {
     const absl::StatusOr<LoopSpec> loop = LoopSpecFromJson(request.value("loop", Json::object()));
     const absl::StatusOr<uint64_t> total = GetUint(request, "total");
     if (!loop.ok()) return loop.status();
     if (!total.ok()) return total.status();
-    const absl::StatusOr<Ran> ran =
-        group.Run(*loop, static_cast<uint32_t>(*total), nullptr, &moved);
+    const auto ran = group.Run(*loop, static_cast<uint32_t>(*total), nullptr, &moved);
     if (!ran.ok()) return ran.status();
-    return ToJson(*ran);
+    return FieldsToJson(*ran);
   }
   group.Close();
   return Json::object();
@@ -147,9 +140,8 @@ absl::Status ServeInitiators(Channel& parent) {
 }
 
 void AddBenchWorker(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("bench-worker", "A worker process of bench and ping");
-  command->group("");
-  command->callback([&action] { action = BenchWorker; });
+  AddCommand(app, action, "bench-worker", "A worker process of bench and ping", BenchWorker)
+      ->group("");
 }
 
 }  // namespace kvxfer::cli

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <future>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -162,7 +161,7 @@ absl::StatusOr<Opened> BenchWorkers::Open(const BenchCase& bench) {
   if (!answers.ok()) return answers.status();
   Opened all;
   for (const Json& answer : *answers) {
-    const absl::StatusOr<Opened> opened = OpenedFromJson(answer);
+    const absl::StatusOr<Opened> opened = FromJson<Opened>(answer);
     if (!opened.ok()) return opened.status();
     all.Merge(*opened);
   }
@@ -186,7 +185,7 @@ absl::StatusOr<Ran> BenchWorkers::Run(LoopSpec spec, const TraceSpec* trace,
   if (!answers.ok()) return answers.status();
   Ran all;
   for (const Json& answer : *answers) {
-    const absl::StatusOr<Ran> ran = RanFromJson(answer);
+    const absl::StatusOr<Ran> ran = FromJson<Ran>(answer);
     if (!ran.ok()) return ran.status();
     all.Merge(*ran);
   }

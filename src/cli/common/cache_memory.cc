@@ -1,12 +1,12 @@
 #include "src/cli/common/cache_memory.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <utility>
-#include <vector>
 
 #include "src/cli/common/units.h"
 #include "src/core/base/strings.h"
@@ -21,8 +21,8 @@ constexpr uint64_t kFar = uint64_t{64} << 10;
 
 absl::Status TooMuch(uint64_t bytes, const std::string& where, uint64_t there,
                      const char* instead) {
-  return absl::InvalidArgumentError(absl::StrCat("the run needs ", FormatBytes(bytes), ", ", where,
-                                                 " has ", FormatBytes(there), "; use ", instead));
+  return Invalid("the run needs ", FormatBytes(bytes), ", ", where, " has ", FormatBytes(there),
+                 "; use ", instead);
 }
 
 // How many stretches, from the first one on, a single copy takes.
@@ -68,22 +68,40 @@ absl::StatusOr<CacheMemory> CacheMemory::Allocate(const MemoryChoice& choice, si
     if (!made.ok()) return made.status();
     memory.gpu_ = true;
     memory.of_gpu_ = std::move(*made);
-    return memory;
+  } else if (choice.source == MemorySource::kAttached) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      return absl::ResourceExhaustedError(
+          ErrnoText(absl::StrCat("allocating ", bytes, " bytes"), errno));
+    }
+    memory.anonymous_ = {data, Unmap{bytes}};
+  } else {
+    const HostPages pages = choice.source == MemorySource::kMappedReserved ? HostPages::kReserved
+                            : choice.source == MemorySource::kMappedSmall  ? HostPages::kSmall
+                                                                           : HostPages::kHuge;
+    if (absl::Status s = Into(memory.mapped_, HostBuffer::Allocate(bytes, pages)); !s.ok())
+      return s;
   }
-  absl::StatusOr<HostMemory> made = HostMemory::Allocate(choice.source, bytes);
-  if (!made.ok()) return made.status();
-  memory.of_host_ = std::move(*made);
   return memory;
 }
 
+void CacheMemory::Unmap::operator()(void* data) const { munmap(data, bytes); }
+
+MemorySpan CacheMemory::span() const {
+  if (gpu_) return of_gpu_.span();
+  if (anonymous_ == nullptr) return mapped_.span();
+  return {.data = anonymous_.get(), .bytes = anonymous_.get_deleter().bytes};
+}
+
 std::span<std::byte> CacheMemory::host_bytes() const {
-  return gpu_ ? std::span<std::byte>() : of_host_.bytes();
+  if (gpu_) return {};
+  return {static_cast<std::byte*>(span().data), span().bytes};
 }
 
 absl::Status CacheMemory::ForEach(std::span<const Stretch> stretches, Touch touch,
                                   Visit visit) const {
   if (gpu_) return ForEachOfGpu(stretches, touch, visit);
-  const std::span<std::byte> all = of_host_.bytes();
+  const std::span<std::byte> all = host_bytes();
   for (size_t i = 0; i < stretches.size(); ++i) {
     const Stretch& stretch = stretches[i];
     if (absl::Status s = visit(i, all.subspan(stretch.offset, stretch.bytes)); !s.ok()) return s;
@@ -120,8 +138,86 @@ absl::Status CacheMemory::ForEachOfGpu(std::span<const Stretch> stretches, Touch
 
 absl::Status CacheMemory::Zero(const Stretch& stretch) const {
   if (gpu_) return of_gpu_.Zero(stretch.offset, stretch.bytes);
-  std::memset(of_host_.bytes().data() + stretch.offset, 0, stretch.bytes);
+  std::memset(host_bytes().data() + stretch.offset, 0, stretch.bytes);
   return absl::OkStatus();
+}
+
+absl::Status OfThisHost(const absl::Status& status) {
+  return absl::IsUnavailable(status) ? absl::FailedPreconditionError(status.message()) : status;
+}
+
+absl::StatusOr<const cuda::Driver*> DriverFor(int device) {
+  const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();
+  if (!driver.ok()) {
+    return Annotate(OfThisHost(driver.status()),
+                    absl::StrCat("memory of cuda:", device, " cannot be used"));
+  }
+  if (const auto found = (*driver)->device(device); !found.ok()) return found.status();
+  return *driver;
+}
+
+absl::StatusOr<GpuMemory> GpuMemory::Allocate(int device, size_t bytes) {
+  const absl::StatusOr<const cuda::Driver*> driver = DriverFor(device);
+  if (!driver.ok()) return driver.status();
+  const cuda::ContextScope scope(**driver, device);
+  if (!scope.status().ok()) return OfThisHost(scope.status());
+  const cuda::api::Calls& calls = (*driver)->calls();
+  cuda::api::CUdeviceptr at = 0;
+  if (const auto result = calls.cuMemAlloc_v2(&at, bytes); result != cuda::api::CUDA_SUCCESS) {
+    return Annotate(OfThisHost((*driver)->Error(result, "cuMemAlloc")),
+                    absl::StrCat("allocating ", FormatBytes(bytes), " of cuda:", device));
+  }
+  GpuMemory memory;
+  memory.held_.reset(new Held{*driver, device, at, bytes});
+  // Without this attribute, a copy from the host returns once it is staged, and a NIC or another
+  // process may not see the bytes yet.
+  constexpr unsigned kOn = 1;
+  const cuda::api::CUresult set =
+      calls.cuPointerSetAttribute(&kOn, cuda::api::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at);
+  // As in the library: an old driver without this attribute is accepted.
+  absl::Status status = set == cuda::api::CUDA_ERROR_NOT_SUPPORTED
+                            ? absl::OkStatus()
+                            : (*driver)->Error(set, "cuPointerSetAttribute(SYNC_MEMOPS)");
+  if (status.ok()) status = memory.Zero(0, bytes);
+  if (!status.ok()) return status;
+  return memory;
+}
+
+GpuMemory::Held::~Held() {
+  const cuda::ContextScope scope(*driver, device);
+  // An error would help nobody: the end of the process frees the memory.
+  if (scope.status().ok()) (void)driver->calls().cuMemFree_v2(base);
+}
+
+MemorySpan GpuMemory::span() const {
+  return {.data = reinterpret_cast<void*>(held_->base),  // NOLINT(performance-no-int-to-ptr)
+          .bytes = held_->bytes,
+          .kind = MemoryKind::kCuda,
+          .device_id = held_->device};
+}
+
+absl::Status GpuMemory::Call(const char* name,
+                             absl::FunctionRef<cuda::api::CUresult()> call) const {
+  const cuda::ContextScope scope(*held_->driver, held_->device);
+  if (!scope.status().ok()) return OfThisHost(scope.status());
+  return OfThisHost(held_->driver->Error(call(), name));
+}
+
+absl::Status GpuMemory::Write(uint64_t offset, std::span<const std::byte> from) const {
+  return Call("cuMemcpyHtoD", [&] {
+    return held_->driver->calls().cuMemcpyHtoD_v2(base() + offset, from.data(), from.size());
+  });
+}
+
+absl::Status GpuMemory::Read(uint64_t offset, std::span<std::byte> to) const {
+  return Call("cuMemcpyDtoH", [&] {
+    return held_->driver->calls().cuMemcpyDtoH_v2(to.data(), base() + offset, to.size());
+  });
+}
+
+absl::Status GpuMemory::Zero(uint64_t offset, uint64_t bytes) const {
+  return Call("cuMemsetD8",
+              [&] { return held_->driver->calls().cuMemsetD8_v2(base() + offset, 0, bytes); });
 }
 
 }  // namespace kvxfer::cli

@@ -2,18 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "src/cli/common/did_you_mean.h"
+#include "src/cli/common/options.h"
 #include "src/cli/reference/describe.h"
-#include "src/cli/reference/help.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -46,25 +40,11 @@ bool IsOption(std::string_view word) { return word.size() > 1 && word.front() ==
 // "--modle=x" is one word; no option has a "=" in its name.
 std::string NameIn(const std::string& word) { return word.substr(0, word.find('=')); }
 
-std::vector<std::string> SubcommandNames(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CommandReference& command : DescribeSubcommands(app)) names.push_back(command.name);
-  return names;
-}
-
-std::vector<std::string> NamesOf(const CLI::App& command) {
-  std::vector<std::string> names;
-  for (const OptionReference& option : Describe(command).options) {
-    if (!option.argument) names.insert(names.end(), option.names.begin(), option.names.end());
-  }
-  return names;
-}
-
 // `where` follows the name: " before the subcommand".
 std::string UnknownOption(const CLI::App& command, const std::string& word,
                           const char* where = "") {
   const std::string name = NameIn(word);
-  const std::vector<std::string> known = NamesOf(command);
+  const std::vector<std::string> known = OptionNames(Describe(command));
   const std::string unknown = absl::StrCat("unknown option '", name, "'", where);
   for (const auto& [other, ours] : kOtherNames) {
     if (name != other || std::ranges::find(known, ours) == known.end()) continue;
@@ -75,7 +55,7 @@ std::string UnknownOption(const CLI::App& command, const std::string& word,
 
 // `words` were not recognized before a subcommand, or there is no subcommand.
 std::string WrongBeforeSubcommand(const CLI::App& app, const std::vector<std::string>& words) {
-  const std::vector<std::string> known = SubcommandNames(app);
+  const std::vector<std::string> known = NamesOf(DescribeSubcommands(app));
   if (words.empty()) return "a subcommand is missing; choose " + JoinOr(known);
   const std::string& word = words.front();
   if (IsOption(word)) return UnknownOption(app, word, " before the subcommand");
@@ -130,7 +110,7 @@ absl::Status WhatIsWrong(const CLI::App& app, const CLI::ParseError& error,
     help = absl::StrCat("kvxfer ", command.get_name(), " --help");
     wrong = absl::StrCat(command.get_name(), ": ", WrongInSubcommand(command, error, last));
   }
-  return absl::InvalidArgumentError(absl::StrCat(wrong, " (see ", help, ")"));
+  return Invalid(wrong, " (see ", help, ")");
 }
 
 // The initial value of an option is its default, unless the option states another one.
@@ -150,9 +130,16 @@ void ShowDefaults(CLI::App& command) {
 
 }  // namespace
 
+CLI::App* AddCommand(CLI::App& app, Action& action, const std::string& name,
+                     const std::string& help, Action run) {
+  CLI::App* command = app.add_subcommand(name, help);
+  command->callback([&action, run = std::move(run)] { action = run; });
+  return command;
+}
+
 CommandLine::CommandLine() : app_("Moves KV-cache blocks between LLM inference workers.") {
   app_.name("kvxfer");
-  app_.formatter(std::make_shared<HelpFormatter>());  // of every subcommand too
+  app_.formatter(MakeHelpFormatter());  // of every subcommand too
   app_.set_version_flag("--version", KVXFER_VERSION);
   // For tests of documented commands that cannot run everywhere.
   app_.add_flag("--parse-only", parse_only_)->group("");

@@ -1,8 +1,9 @@
 #include "src/cli/common/json_util.h"
 
 #include <algorithm>
-#include <charconv>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
@@ -34,17 +35,15 @@ void AppendLines(const Json& json, size_t indent, std::string& text) {
   text.append("\n").append(indent, ' ').append(json.is_object() ? "}" : "]");
 }
 
-absl::Status Missing(const char* field, std::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("message field '", field, "' is missing or not ", ToAbsl(what)));
-}
+absl::Status Missing(std::string_view what) { return Invalid("is missing or not ", ToAbsl(what)); }
 
-bool IsRegion(const Json& item) {
-  if (!item.is_array() || item.size() != 4) return false;
-  for (const Json& number : item) {
-    if (!number.is_number_unsigned()) return false;
-  }
-  return true;
+// A value that may be missing.
+template <typename Value>
+absl::Status Optional(const Json& json, bool has_type, const char* what, Value& value) {
+  if (json.is_null()) return absl::OkStatus();
+  if (!has_type) return Missing(what);
+  value = json.get<Value>();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -56,7 +55,7 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view text) {
     return !too_deep;
   };
   Json json = Json::parse(text, limit, /*allow_exceptions=*/false);
-  if (too_deep || !json.is_object()) return absl::InvalidArgumentError("not a JSON object");
+  if (too_deep || !json.is_object()) return Invalid("not a JSON object");
   return json;
 }
 
@@ -71,9 +70,7 @@ std::string DumpJsonLines(const Json& json) {
 }
 
 absl::StatusOr<uint64_t> GetUint(const Json& object, const char* field) {
-  const auto it = object.find(field);
-  if (it == object.end() || !it->is_number_unsigned()) return Missing(field, "a whole number");
-  return it->get<uint64_t>();
+  return GetField<uint64_t>(object, field);
 }
 
 double GetNumber(const Json& object, const char* field) {
@@ -86,50 +83,54 @@ std::string GetString(const Json& object, const char* field) {
   return it == object.end() || !it->is_string() ? std::string() : it->get<std::string>();
 }
 
-std::string ToHex(std::string_view bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string hex;
-  hex.reserve(2 * bytes.size());
-  for (char c : bytes) {
-    hex += kDigits[static_cast<uint8_t>(c) >> 4];
-    hex += kDigits[static_cast<uint8_t>(c) & 15];
-  }
-  return hex;
-}
+std::string ToHex(std::string_view bytes) { return absl::BytesToHexString(ToAbsl(bytes)); }
 
 absl::StatusOr<std::string> GetHex(const Json& object, const char* field) {
   const std::string hex = GetString(object, field);
-  if (hex.empty() || hex.size() % 2 != 0) return Missing(field, "hexadecimal digits");
-  std::string bytes;
-  bytes.reserve(hex.size() / 2);
-  for (size_t i = 0; i < hex.size(); i += 2) {
-    uint8_t value = 0;
-    const char* end = hex.data() + i + 2;
-    const auto [rest, error] = std::from_chars(hex.data() + i, end, value, 16);
-    if (error != std::errc() || rest != end) return Missing(field, "hexadecimal digits");
-    bytes += static_cast<char>(value);
+  if (!hex.empty() && hex.size() % 2 == 0 && std::ranges::all_of(hex, absl::ascii_isxdigit)) {
+    return absl::HexStringToBytes(hex);
   }
-  return bytes;
+  return Invalid("message field '", field, "' is missing or not hexadecimal digits");
 }
 
-Json ToJson(const std::vector<PagedRegion>& regions) {
-  Json list = Json::array();
-  for (const PagedRegion& r : regions) list.push_back({r.base, r.block_bytes, r.stride, r.count});
-  return list;
+JsonIn::JsonIn(const Json& json) : json_(json) {
+  if (!json.is_structured()) status_ = Missing("an object or a list");
 }
 
-absl::StatusOr<std::vector<PagedRegion>> GetRegions(const Json& object, const char* field) {
-  const auto it = object.find(field);
-  if (it == object.end() || !it->is_array()) return Missing(field, "a list of regions");
-  std::vector<PagedRegion> regions;
-  for (const Json& item : *it) {
-    if (!IsRegion(item)) return Missing(field, "a list of [base, block bytes, stride, count]");
-    regions.push_back({.base = item[0].get<uint64_t>(),
-                       .block_bytes = item[1].get<uint64_t>(),
-                       .stride = item[2].get<uint64_t>(),
-                       .count = item[3].get<uint64_t>()});
-  }
-  return regions;
+const Json& JsonIn::Next(const char* field) {
+  static const auto* const kMissing = new Json();
+  if (json_.is_array()) return next_ < json_.size() ? json_[next_++] : *kMissing;
+  const auto it = json_.find(field);
+  return it == json_.end() ? *kMissing : *it;
+}
+
+void JsonIn::Keep(const char* field, const absl::Status& status) {
+  if (status.ok()) return;
+  status_.Update(Invalid("message field '", field, "' ", status.message()));
+}
+
+absl::Status JsonIn::Finish() {
+  if (json_.is_array() && next_ != json_.size()) status_.Update(Missing("a list of this length"));
+  return status_;
+}
+
+absl::Status FromJson(const Json& json, Duration& value) {
+  int64_t ns = 0;
+  if (absl::Status s = FromJson(json, ns); !s.ok()) return s;
+  value = Duration(ns);
+  return ns < 0 ? Missing("a time") : absl::OkStatus();
+}
+
+absl::Status FromJson(const Json& json, double& value) {
+  return Optional(json, json.is_number(), "a number", value);
+}
+
+absl::Status FromJson(const Json& json, bool& value) {
+  return Optional(json, json.is_boolean(), "true or false", value);
+}
+
+absl::Status FromJson(const Json& json, std::string& value) {
+  return Optional(json, json.is_string(), "a text", value);
 }
 
 Json ToJson(const Explanation& explanation) {

@@ -1,12 +1,13 @@
 #include "src/cli/common/kv_cache.h"
 
 #include <algorithm>
+#include <array>
+#include <cassert>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/common/pattern.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -19,6 +20,35 @@ uint64_t BlockSeed(uint64_t seed, uint32_t request, uint32_t piece, size_t index
 }
 
 uint64_t GuardSeed(uint32_t piece, size_t index) { return PatternSeed({kGuardSalt, piece, index}); }
+
+// Odd, with well mixed bits: consecutive words differ in about half of their bits.
+constexpr uint64_t kStep = 0x9E3779B97F4A7C15;
+constexpr size_t kWordsPerVector = 4;
+constexpr size_t kVectorsPerStep = 4;
+constexpr size_t kStepBytes = kWordsPerVector * kVectorsPerStep * sizeof(uint64_t);
+
+// The vector extension of GCC and clang compiles to the widest registers of the target.
+using Vector = uint64_t __attribute__((vector_size(kWordsPerVector * sizeof(uint64_t))));
+using Block = std::array<Vector, kVectorsPerStep>;
+
+Block FirstBlock(uint64_t seed) {
+  Block block;
+  for (uint64_t i = 0; i < kVectorsPerStep * kWordsPerVector; ++i) {
+    block[i / kWordsPerVector][i % kWordsPerVector] = seed + i * kStep;
+  }
+  return block;
+}
+
+void Advance(Block& block) {
+  constexpr uint64_t kBy = kStep * kWordsPerVector * kVectorsPerStep;
+  for (Vector& vector : block) vector += kBy;
+}
+
+uint64_t Mix(uint64_t x) {  // splitmix64's finisher
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
 
 }  // namespace
 
@@ -170,6 +200,18 @@ absl::Status KvCache::CheckRequest(uint32_t request, std::span<const uint32_t> i
   return absl::OkStatus();
 }
 
+absl::Status KvCache::FillOrCheck(bool fill, uint32_t request, uint64_t requests,
+                                  std::span<const uint32_t> ids, uint64_t seed) const {
+  const uint64_t each = ids.size() / requests;
+  for (uint64_t i = 0; i < requests; ++i, ++request) {
+    const auto part = ids.subspan(i * each, each);
+    absl::Status status =
+        fill ? FillRequest(request, part, seed) : CheckRequest(request, part, seed);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status KvCache::CheckGuards() const {
   for (uint32_t piece = 0; piece < shape_.pieces; ++piece) {
     const auto check = [&](size_t i, std::span<const std::byte> bytes) -> absl::Status {
@@ -181,6 +223,78 @@ absl::Status KvCache::CheckGuards() const {
     if (absl::Status s = ForEachGuard(piece, Touch::kRead, check); !s.ok()) return s;
   }
   return absl::OkStatus();
+}
+
+uint64_t PatternSeed(std::initializer_list<uint64_t> coordinates) {
+  uint64_t seed = 0;
+  for (uint64_t coordinate : coordinates) seed = Mix(seed + kStep + coordinate) + kStep;
+  return Mix(seed);
+}
+
+void FillPattern(std::span<std::byte> bytes, uint64_t seed) {
+  Block block = FirstBlock(seed);
+  while (bytes.size() >= kStepBytes) {
+    std::memcpy(bytes.data(), block.data(), kStepBytes);
+    Advance(block);
+    bytes = bytes.subspan(kStepBytes);
+  }
+  if (!bytes.empty()) std::memcpy(bytes.data(), block.data(), bytes.size());
+}
+
+std::optional<size_t> FindMismatch(std::span<const std::byte> bytes, uint64_t seed) {
+  Block block = FirstBlock(seed);
+  size_t offset = 0;
+  for (; offset + kStepBytes <= bytes.size(); offset += kStepBytes) {
+    Block found;
+    std::memcpy(found.data(), bytes.data() + offset, kStepBytes);
+    Vector difference{};
+    for (size_t i = 0; i < kVectorsPerStep; ++i) difference |= found[i] ^ block[i];
+    if ((difference[0] | difference[1] | difference[2] | difference[3]) != 0) break;
+    Advance(block);
+  }
+  const size_t rest = std::min(bytes.size() - offset, kStepBytes);
+  std::array<std::byte, kStepBytes> expected;
+  std::memcpy(expected.data(), block.data(), kStepBytes);
+  for (size_t i = 0; i < rest; ++i) {
+    if (bytes[offset + i] != expected[i]) return offset + i;
+  }
+  return std::nullopt;
+}
+
+std::vector<uint32_t> Permutation(uint32_t count, uint64_t seed) {
+  std::vector<uint32_t> ids(count);
+  std::iota(ids.begin(), ids.end(), 0u);
+  std::mt19937_64 random(seed);
+  // The order of std::shuffle differs between standard libraries.
+  for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[random() % i]);
+  return ids;
+}
+
+uint64_t CountRuns(std::span<const uint32_t> local, std::span<const uint32_t> remote) {
+  assert(local.size() == remote.size());
+  uint64_t runs = local.empty() ? 0 : 1;
+  for (size_t i = 1; i < local.size(); ++i) {
+    const bool joined = local[i] == local[i - 1] + 1 && remote[i] == remote[i - 1] + 1;
+    if (!joined) ++runs;
+  }
+  return runs;
+}
+
+BlockAllocator::BlockAllocator(uint32_t count, uint64_t seed)
+    : random_(seed), free_(Permutation(count, seed)) {}
+
+std::optional<std::vector<uint32_t>> BlockAllocator::Allocate(size_t count) {
+  if (count > free_.size()) return std::nullopt;
+  std::vector<uint32_t> blocks(free_.end() - static_cast<ptrdiff_t>(count), free_.end());
+  free_.resize(free_.size() - count);
+  return blocks;
+}
+
+void BlockAllocator::Free(std::span<const uint32_t> blocks) {
+  for (uint32_t block : blocks) {
+    free_.push_back(block);
+    std::swap(free_.back(), free_[random_() % free_.size()]);
+  }
 }
 
 }  // namespace kvxfer::cli

@@ -4,12 +4,21 @@
 //
 //   | guard | block 0 | gap | block 1 | gap | ... | guard |
 //
+// Its content is a pattern that identifies its place: each block has a seed made from its
+// coordinates, and its words count up from that seed. A block in a wrong place, a shifted block and
+// a stale block differ in every word. Filling and comparing run at memory speed, so that every byte
+// of every transfer can be checked.
+//
 // Thread-safety: none. Peers write the memory while it is registered.
+
 #ifndef KVXFER_CLI_COMMON_KV_CACHE_H_
 #define KVXFER_CLI_COMMON_KV_CACHE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <random>
 #include <span>
 #include <vector>
 
@@ -18,6 +27,15 @@
 #include "src/cli/common/cache_memory.h"
 
 namespace kvxfer::cli {
+
+// The seed for a block with these coordinates, whose order matters.
+uint64_t PatternSeed(std::initializer_list<uint64_t> coordinates);
+
+// `bytes` may have any alignment and length.
+void FillPattern(std::span<std::byte> bytes, uint64_t seed);
+
+// The offset of the first byte that differs from the pattern; nothing if none does.
+std::optional<size_t> FindMismatch(std::span<const std::byte> bytes, uint64_t seed);
 
 struct KvCacheShape {
   uint32_t pieces = 0;       // regions: number of layers, times two unless K and V are fused
@@ -51,7 +69,7 @@ class KvCache {
   // CacheMemory::ForEach does. `ids` has no block twice.
   absl::Status ForEachBlock(uint32_t piece, std::span<const uint32_t> ids, Touch touch,
                             CacheMemory::Visit visit) const;
-  // FillBlock writes the pattern of `seed` (pattern.h) into one block. FindInBlock returns the
+  // FillBlock writes the pattern of `seed` into one block. FindInBlock returns the
   // first offset that differs from it.
   absl::Status FillBlock(uint32_t piece, uint32_t block, uint64_t seed) const;
   absl::StatusOr<std::optional<size_t>> FindInBlock(uint32_t piece, uint32_t block,
@@ -66,6 +84,10 @@ class KvCache {
   absl::Status FillRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const;
   // DataLoss names the request, piece, block and offset of the first wrong byte.
   absl::Status CheckRequest(uint32_t request, std::span<const uint32_t> ids, uint64_t seed) const;
+  // The same for several requests, numbered from `request` on, whose blocks follow each other in
+  // `ids`.
+  absl::Status FillOrCheck(bool fill, uint32_t request, uint64_t requests,
+                           std::span<const uint32_t> ids, uint64_t seed) const;
   // DataLoss names the region and address of the first guard byte that was written.
   absl::Status CheckGuards() const;
 
@@ -77,6 +99,34 @@ class KvCache {
   KvCacheShape shape_;
   std::vector<CacheMemory> memory_;
   std::vector<PagedRegion> regions_;
+};
+
+// --- Block ids as an allocator hands them out after long use: scattered, hardly ever adjacent.
+
+// The numbers below `count` in a random order, which `seed` determines on every host.
+std::vector<uint32_t> Permutation(uint32_t count, uint64_t seed);
+
+// Different seeds for the two sides of a run, from the one seed of the run.
+constexpr uint64_t InitiatorSeed(uint64_t seed) { return 2 * seed; }
+constexpr uint64_t TargetSeed(uint64_t seed) { return 2 * seed + 1; }
+
+// The number of runs that are contiguous on both sides, for blocks without gaps.
+uint64_t CountRuns(std::span<const uint32_t> local, std::span<const uint32_t> remote);
+
+// The free list of a paged cache. It begins in random order, as after long use; freed blocks return
+// to random places.
+class BlockAllocator {
+ public:
+  BlockAllocator(uint32_t count, uint64_t seed);
+
+  size_t available() const { return free_.size(); }
+  // Nothing if fewer than `count` blocks are free.
+  std::optional<std::vector<uint32_t>> Allocate(size_t count);
+  void Free(std::span<const uint32_t> blocks);
+
+ private:
+  std::mt19937_64 random_;
+  std::vector<uint32_t> free_;
 };
 
 }  // namespace kvxfer::cli

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <optional>
 
-#include "absl/strings/str_cat.h"
-#include "src/cli/common/did_you_mean.h"
+#include "src/cli/common/options.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
@@ -55,7 +52,7 @@ class ConfigReader {
 
   void Fail(std::string_view why) {
     if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(absl::StrCat("model config ", name_, ": ", ToAbsl(why)));
+      status_ = Invalid("model config ", name_, ": ", ToAbsl(why));
     }
   }
   const absl::Status& status() const { return status_; }
@@ -85,9 +82,8 @@ absl::Status CheckTp(const KvModel& model, std::string_view option, uint64_t tp)
   if (model.fused || tp == 0 || model.kv_heads % tp == 0 || tp % model.kv_heads == 0) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(std::string(option), " ", tp, ": the ",
-                                                 model.kv_heads, " KV heads of ", model.name,
-                                                 " cannot be split over so many ranks"));
+  return Invalid(std::string(option), " ", tp, ": the ", model.kv_heads, " KV heads of ",
+                 model.name, " cannot be split over so many ranks");
 }
 
 const std::vector<KvModel>& KnownKvModels() {
@@ -104,8 +100,7 @@ const std::vector<KvModel>& KnownKvModels() {
 absl::StatusOr<KvModel> ParseKvModel(std::string_view name, std::string_view text) {
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model config ", ToAbsl(name), ": not a JSON object"));
+    return Invalid("model config ", ToAbsl(name), ": not a JSON object");
   }
   // Multi-modal models have the language model's fields one level deeper.
   if (const auto inner = json.find("text_config"); inner != json.end() && inner->is_object()) {
@@ -128,10 +123,8 @@ absl::StatusOr<KvModel> ParseKvModel(std::string_view name, std::string_view tex
 }
 
 absl::StatusOr<KvModel> LoadKvModel(std::string_view name_or_path) {
-  std::vector<std::string> names;
   for (const KvModel& model : KnownKvModels()) {
     if (model.name == name_or_path) return model;
-    names.push_back(model.name);
   }
   std::ifstream file{std::string(name_or_path)};
   std::string text;
@@ -141,15 +134,28 @@ absl::StatusOr<KvModel> LoadKvModel(std::string_view name_or_path) {
     text.resize(static_cast<size_t>(file.gcount()));
   }
   if (text.empty()) {
-    return absl::NotFoundError(absl::StrCat("model '", ToAbsl(name_or_path),
-                                            "' is neither known nor a readable config.json",
-                                            DidYouMeanOrChoose(name_or_path, names)));
+    return absl::NotFoundError(absl::StrCat(
+        "model '", ToAbsl(name_or_path), "' is neither known nor a readable config.json",
+        DidYouMeanOrChoose(name_or_path, NamesOf(KnownKvModels()))));
   }
   if (text.size() > kMaxConfigBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model config ", ToAbsl(name_or_path), ": larger than 1 MiB"));
+    return Invalid("model config ", ToAbsl(name_or_path), ": larger than 1 MiB");
   }
   return ParseKvModel(name_or_path, text);
+}
+
+kvxfer::KvModel LibraryModel(const KvModel& model) {
+  const KvElement element = model.element_bytes == 1   ? KvElement::kFp8E4M3
+                            : model.element_bytes == 4 ? KvElement::kFp32
+                                                       : KvElement::kBf16;
+  if (model.fused) {
+    return {.layers = model.layers, .heads = 1, .k_size = model.fused_width, .element = element};
+  }
+  return {.layers = model.layers,
+          .heads = model.kv_heads,
+          .k_size = model.head_size,
+          .v_size = model.head_size,
+          .element = element};
 }
 
 }  // namespace kvxfer::cli

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvxfer/kv_layout.h"
 
 namespace kvxfer::cli {
 
@@ -40,6 +41,9 @@ absl::StatusOr<KvModel> LoadKvModel(std::string_view name_or_path);
 absl::StatusOr<KvModel> ParseKvModel(std::string_view name, std::string_view text);
 
 const std::vector<KvModel>& KnownKvModels();
+
+// The same model as the library describes it.
+kvxfer::KvModel LibraryModel(const KvModel& model);
 
 }  // namespace kvxfer::cli
 

@@ -1,14 +1,10 @@
 #include "src/cli/common/peer_service.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/bench/loop.h"
-#include "src/cli/common/agent_setup.h"
-#include "src/cli/common/session_note.h"
-#include "src/cli/common/stats.h"
+#include "src/cli/common/bootstrap.h"
 #include "src/core/protocol/metadata.h"
 
 namespace kvxfer::cli {
@@ -115,8 +111,7 @@ absl::Status PeerService::Claim(Session& session, const std::string& name) {
 // Waits in the agent, so that this thread drives it and a ping costs no extra wake-up here.
 void PeerService::Dispatch() {
   while (!stopping_.load()) {
-    const absl::StatusOr<Notification> notification =
-        agent_->WaitNotification(std::chrono::milliseconds(100));
+    const auto notification = agent_->WaitNotification(std::chrono::milliseconds(100));
     if (notification.ok()) {
       OnNotification(*notification);
     } else if (!absl::IsDeadlineExceeded(notification.status())) {
@@ -139,7 +134,7 @@ void PeerService::OnNotification(const Notification& notification) {
     const int64_t after_ns = std::max<int64_t>(MonotonicNanoseconds() - note->posted_ns, 0);
     session.notified.Add(Duration(after_ns));
     if (note->sequence != 0 && session.arrivals.size() < kMaxTimeline) {
-      session.arrivals.emplace_back(note->sequence, static_cast<uint64_t>(after_ns));
+      session.arrivals.push_back({note->sequence, after_ns});
     }
     return;
   }

@@ -22,6 +22,7 @@
 //
 // The notifications of a session carry SessionNote. If prepare had `answer`, a region of the client
 // as large as the cache here, each notification is answered at once by a notified write into it.
+
 #ifndef KVXFER_CLI_COMMON_PEER_SERVICE_H_
 #define KVXFER_CLI_COMMON_PEER_SERVICE_H_
 
@@ -30,16 +31,20 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
-#include "src/cli/bench/timeline.h"
+#include "src/cli/bench/loop.h"
 #include "src/cli/common/channel.h"
 #include "src/cli/common/kv_cache.h"
-#include "src/cli/common/latency_histogram.h"
+#include "src/cli/common/stats.h"
+#include "src/cli/common/units.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::cli {
 
@@ -101,6 +106,100 @@ class PeerService {
   uint64_t next_session_ = 1;  // never reused: a late note must not reach a new session
   std::atomic<bool> stopping_{false};
   std::thread dispatcher_;
+};
+
+// What a client asks for. `answer` and `drive` are regions of the client that the service may write
+// and read: `answer` for the answer to each notification, `drive` for a load of the service.
+struct SessionRequest {
+  KvCacheShape shape{};  // without a gap
+  std::vector<PagedRegion> answer{};
+  std::vector<PagedRegion> drive{};
+};
+
+// The notification payload of pings and benchmarks: 24 bytes, little-endian.
+struct SessionNote {
+  uint64_t session = 0;
+  uint64_t sequence = 0;  // number of the round trip, or of the transfer in the timeline; 0: none
+  int64_t posted_ns = 0;  // MonotonicNanoseconds at the sender
+
+  std::string Encode() const;
+  static std::optional<SessionNote> Decode(std::string_view payload);
+};
+
+// Resources that the target process has used, and notifications that it has received.
+struct TargetReport {
+  std::string process{};  // identifies the process among those of all hosts
+  double cpu_seconds = 0;
+  uint64_t rss_bytes = 0;
+  uint64_t notifications = 0;  // of this session since its last report
+  // Of those, from posting to notification; empty without a common clock.
+  LatencyHistogram notified{};
+  ArrivalTimes arrivals{};  // of those with a number, likewise
+};
+
+Json ToJson(const TargetReport& report);
+
+// A client's session at a PeerService: the two agents know each other, and the service has memory
+// for the client. Thread-safety: one thread. `channel` and `agent` outlive it.
+class TargetSession {
+ public:
+  // Register the memory that the service may reach before this.
+  static absl::StatusOr<TargetSession> Open(Channel& channel, Agent& agent,
+                                            const SessionRequest& request, Duration timeout);
+
+  const std::string& peer() const { return peer_; }  // the service's agent
+  uint64_t id() const { return id_; }
+  const std::vector<PagedRegion>& regions() const { return regions_; }  // of the service
+  Channel& channel() const { return *channel_; }
+
+  // Waits until the service was notified `notifications` times since the last report: it may lag
+  // behind the initiator. DataLoss: more notifications, or fewer within `timeout`.
+  absl::StatusOr<TargetReport> Report(uint64_t notifications, Duration timeout) const;
+
+ private:
+  Channel* channel_ = nullptr;
+  std::string peer_;
+  uint64_t id_ = 0;
+  std::vector<PagedRegion> regions_;
+};
+
+// One notified write and its answer, which `ping` and `bench --latency` measure.
+//
+// Writes a block with a notification. The peer's PeerService is notified and writes as many bytes
+// back, with a notification. The round trip ends when that notification arrives.
+//
+// Thread-safety: one thread. It drives the agent while it waits, and takes all of its
+// notifications.
+class RoundTrip {
+ public:
+  // Allocates the memory for both directions in `cache`, which must outlive the agent, and opens
+  // the session. If `register_ms` is not null, it gets the time that registration took.
+  static absl::StatusOr<RoundTrip> Open(Channel& channel, Agent& agent, KvCache& cache,
+                                        uint64_t size, const MemorySides& memory, Duration timeout,
+                                        double* register_ms = nullptr);
+
+  // One round trip. Returns the status of the write at once if that fails. Unavailable: the peer
+  // was lost, and did not come back within a second or two.
+  absl::Status Once();
+
+  // One round trip with content that identifies its place. DataLoss: the answer differs. `took_us`
+  // gets the time of the round trip alone.
+  absl::Status Verify(double* took_us);
+
+  const TargetSession& session() const { return session_; }
+
+ private:
+  absl::Status WaitAnswer(const Transfer& transfer);
+  // OK while an answer can still arrive; else why none can.
+  absl::Status CheckPeer();
+
+  Agent* agent_ = nullptr;
+  const KvCache* cache_ = nullptr;
+  Duration timeout_{};
+  TargetSession session_;
+  Time lost_since_{};      // if lost_ is not OK
+  absl::Status lost_;      // why the peer is lost; OK: it is connected
+  uint64_t sequence_ = 0;  // tells the answer from a late one to an earlier write
 };
 
 }  // namespace kvxfer::cli

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/cli/bench/drive.h"
 #include "src/cli/bench/loop.h"
+#include "src/cli/common/kv_cache.h"
 #include "src/cli/common/peer_service.h"
-#include "src/cli/common/scatter.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/units.h"
 
@@ -19,9 +19,9 @@ constexpr uint64_t kMaxDriveThreads = 256;
 constexpr uint64_t kIdBytes = 2 * sizeof(uint32_t);  // of a block
 
 // Reads whole numbers of a request, which is not trusted, and keeps the first error.
-class Fields {
+class Numbers {
  public:
-  explicit Fields(const Json& json) : json_(json) {}
+  explicit Numbers(const Json& json) : json_(json) {}
   uint64_t Number(const char* name, uint64_t least, uint64_t most) {
     const absl::StatusOr<uint64_t> value = GetUint(json_, name);
     if (!value.ok()) {
@@ -29,8 +29,7 @@ class Fields {
       return least;
     }
     if (*value >= least && *value <= most) return *value;
-    status_.Update(absl::InvalidArgumentError(
-        absl::StrCat("'", name, "' must be from ", least, " to ", most, ", not ", *value)));
+    status_.Update(Invalid("'", name, "' must be from ", least, " to ", most, ", not ", *value));
     return least;
   }
   const absl::Status& status() const { return status_; }
@@ -38,12 +37,6 @@ class Fields {
  private:
   const Json& json_;
   absl::Status status_;
-};
-
-struct PrepareRequest {
-  KvCacheShape shape;
-  std::vector<PagedRegion> answer;
-  std::vector<PagedRegion> drive;
 };
 
 // The client's regions must have the shape of the cache here; they may have fewer blocks.
@@ -57,15 +50,14 @@ absl::StatusOr<std::vector<PagedRegion>> ClientRegions(const Json& request, cons
     fits = fits && r.block_bytes == shape.block_bytes && r.count > 0 && r.count <= shape.blocks;
   }
   if (fits) return regions;
-  return absl::InvalidArgumentError(
-      absl::StrCat("the regions in '", field, "' do not have the shape of the prepared ones"));
+  return Invalid("the regions in '", field, "' do not have the shape of the prepared ones");
 }
 
-absl::StatusOr<PrepareRequest> ParsePrepare(const Json& request, uint64_t max_bytes) {
+absl::StatusOr<SessionRequest> ParsePrepare(const Json& request, uint64_t max_bytes) {
   const absl::StatusOr<MemoryChoice> memory = ParseMemoryChoice(GetString(request, "memory"));
   if (!memory.ok()) return memory.status();
-  Fields fields(request);
-  PrepareRequest parsed;
+  Numbers fields(request);
+  SessionRequest parsed;
   parsed.shape = {.pieces = static_cast<uint32_t>(fields.Number("pieces", 1, kMaxPieces)),
                   .block_bytes = fields.Number("block_bytes", 1, UINT64_MAX),
                   .blocks = static_cast<uint32_t>(fields.Number("blocks", 1, UINT32_MAX)),
@@ -74,11 +66,11 @@ absl::StatusOr<PrepareRequest> ParsePrepare(const Json& request, uint64_t max_by
   const KvCacheShape& shape = parsed.shape;
   const bool countable = shape.block_bytes <= UINT64_MAX / 2 / shape.pieces / shape.blocks;
   if (!countable || SessionBytes(shape) > max_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        shape.blocks, " blocks of ", FormatBytes(shape.block_bytes), " in each of ", shape.pieces,
-        " regions, with guards and ids, exceed the ", FormatBytes(max_bytes),
-        " that a session may have; use less memory, or raise --max-session-bytes of the "
-        "server"));
+    return Invalid(shape.blocks, " blocks of ", FormatBytes(shape.block_bytes), " in each of ",
+                   shape.pieces, " regions, with guards and ids, exceed the ",
+                   FormatBytes(max_bytes),
+                   " that a session may have; use less memory, or raise --max-session-bytes of the "
+                   "server");
   }
   for (auto [field, regions] : {std::pair("answer", &parsed.answer), {"drive", &parsed.drive}}) {
     absl::StatusOr<std::vector<PagedRegion>> given = ClientRegions(request, field, shape);
@@ -88,8 +80,6 @@ absl::StatusOr<PrepareRequest> ParsePrepare(const Json& request, uint64_t max_by
   return parsed;
 }
 
-std::string ProcessName() { return absl::StrCat(BootId(), "/", getpid()); }
-
 }  // namespace
 
 uint64_t SessionBytes(const KvCacheShape& shape) {
@@ -97,7 +87,7 @@ uint64_t SessionBytes(const KvCacheShape& shape) {
 }
 
 absl::StatusOr<Json> PeerService::Prepare(Session& session, const Json& request) {
-  absl::StatusOr<PrepareRequest> parsed = ParsePrepare(request, max_session_bytes_);
+  absl::StatusOr<SessionRequest> parsed = ParsePrepare(request, max_session_bytes_);
   if (!parsed.ok()) return parsed.status();
   if (absl::Status status = Forget(session); !status.ok()) return status;
   absl::StatusOr<KvCache> cache = KvCache::Create(parsed->shape);
@@ -109,8 +99,7 @@ absl::StatusOr<Json> PeerService::Prepare(Session& session, const Json& request)
     session.answer = std::move(parsed->answer);
     session.drive = std::move(parsed->drive);
   }
-  const absl::StatusOr<std::vector<RegionId>> regions =
-      session.cache.RegisterWith(*agent_, Access::kReadWrite);
+  const auto regions = session.cache.RegisterWith(*agent_, Access::kReadWrite);
   if (!regions.ok()) return regions.status();
   session.regions = *regions;
   return Json{{"session", session.id}, {"regions", ToJson(session.cache.regions())}};
@@ -137,7 +126,7 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
     return HandedOver();
   }
   const uint32_t blocks = cache.shape().blocks;
-  Fields fields(request);
+  Numbers fields(request);
   const uint64_t first = fields.Number("first", 0, blocks);
   const uint64_t streams = fields.Number("streams", 1, blocks);
   const uint64_t each = fields.Number("request_blocks", 1, blocks / streams);
@@ -145,17 +134,13 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
   const uint64_t seed = fields.Number("seed", 0, UINT64_MAX);
   if (!fields.status().ok()) return fields.status();
   if (each * streams > blocks - first) {
-    return absl::InvalidArgumentError(absl::StrCat(streams, " streams of ", each, " blocks from ",
-                                                   first, " do not fit ", blocks));
+    return Invalid(streams, " streams of ", each, " blocks from ", first, " do not fit ", blocks);
   }
   const std::vector<uint32_t> ids = Permutation(blocks, TargetSeed(seed));
-  for (uint64_t i = 0; i < streams; ++i) {
-    const auto part = std::span(ids).subspan(first + i * each, each);
-    const auto number = static_cast<uint32_t>(content + i);
-    absl::Status status = type == "fill" ? cache.FillRequest(number, part, seed)
-                                         : cache.CheckRequest(number, part, seed);
-    if (!status.ok()) return status;
-  }
+  const auto part = std::span(ids).subspan(first, streams * each);
+  absl::Status status =
+      cache.FillOrCheck(type == "fill", static_cast<uint32_t>(content), streams, part, seed);
+  if (!status.ok()) return status;
   if (type == "fill") return HandedOver();
   if (absl::Status s = cache.CheckGuards(); !s.ok()) return s;
   return Json::object();
@@ -164,7 +149,7 @@ absl::StatusOr<Json> PeerService::Content(Session& session, const std::string& t
 // The client is the target: prepare named its regions.
 absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
   if (session.drive.empty()) return absl::FailedPreconditionError("prepare with 'drive' first");
-  Fields fields(request);
+  Numbers fields(request);
   const auto threads = static_cast<uint32_t>(fields.Number("threads", 1, kMaxDriveThreads));
   const auto blocks = static_cast<uint32_t>(fields.Number("request_blocks", 1, UINT32_MAX));
   const auto first = static_cast<uint32_t>(fields.Number("first", 0, UINT32_MAX));
@@ -176,7 +161,7 @@ absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
   absl::StatusOr<LoopSpec> loop = LoopSpecFromJson(request.value("loop", Json::object()));
   if (!loop.ok()) return loop.status();
   if (loop->duration > kLongestRun) {
-    return absl::InvalidArgumentError("a run may take at most an hour");
+    return Invalid("a run may take at most an hour");
   }
   // Without a common clock, the client begins as soon as it has sent this request.
   if (!session.same_clock) loop->start_ns = 0;
@@ -198,12 +183,12 @@ absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
 
 Json PeerService::Report(Session& session) {
   const std::lock_guard lock(mutex_);
-  return {{"notifications", std::exchange(session.notifications, 0)},
-          {"notified", std::exchange(session.notified, {}).ToJson()},
-          {"arrivals", std::exchange(session.arrivals, {})},
-          {"process", ProcessName()},
-          {"cpu_seconds", CpuSeconds()},
-          {"rss_bytes", RssBytes()}};
+  return ToJson(TargetReport{.process = absl::StrCat(BootId(), "/", getpid()),
+                             .cpu_seconds = CpuSeconds(),
+                             .rss_bytes = RssBytes(),
+                             .notifications = std::exchange(session.notifications, 0),
+                             .notified = std::exchange(session.notified, {}),
+                             .arrivals = std::exchange(session.arrivals, {})});
 }
 
 // Frees the session's memory. An error: something may still touch it, and it stays.

@@ -4,7 +4,26 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_split.h"
+#include "src/cli/common/units.h"
+
 namespace kvxfer::cli {
+namespace {
+
+// The number of characters in UTF-8 text.
+size_t WidthOf(const std::string& text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+Table::Table(const std::string& columns) {
+  for (const std::string& column : std::vector<std::string>(absl::StrSplit(columns, '|'))) {
+    const size_t colon = column.rfind(':');
+    columns_.push_back({column.substr(0, colon), std::stoul(column.substr(colon + 1))});
+  }
+}
 
 std::string Table::Header() const {
   std::vector<std::string> titles;
@@ -22,6 +41,17 @@ std::string Table::Row(std::span<const std::string> cells) const {
   }
   return row;
 }
+
+void ReportRow::Add(const char* name, const Json& value, std::string cell) {
+  json[name] = value;
+  cells.push_back(std::move(cell));
+}
+
+void ReportRow::Number(const char* name, double value, int decimals) {
+  Add(name, value, FormatFixed(value, decimals));
+}
+
+void ReportRow::Time(const char* name, double us) { Add(name, us, FormatTime(us * 1e-6)); }
 
 ProgressBar::ProgressBar(std::string_view label, size_t total, bool shown)
     : label_(label),
@@ -52,6 +82,27 @@ void ProgressBar::Draw(double part, const std::string& figure) {
 
 void ProgressBar::Clear() {
   if (terminal_) std::fputs("\r\033[K", stderr);
+}
+
+std::string TextGrid::ToString(const std::string& indent) const {
+  std::vector<size_t> widths;
+  for (const auto& row : rows_) {
+    if (row.size() > widths.size()) widths.resize(row.size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], WidthOf(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line = indent;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - WidthOf(row[i]), ' ');
+      const bool right = i < columns_.size() && columns_[i] == Align::kRight;
+      if (i > 0) line += "  ";
+      line += right ? space + row[i] : row[i] + space;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
 }
 
 }  // namespace kvxfer::cli

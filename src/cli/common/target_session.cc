@@ -1,47 +1,33 @@
-#include "src/cli/common/target_session.h"
-
+#include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/common/agent_setup.h"
-#include "src/core/base/clock.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/peer_service.h"
+#include "src/cli/common/units.h"
+#include "src/core/protocol/codec.h"
 
 namespace kvxfer::cli {
 namespace {
 
-// Skips anything that is not a pair of numbers: only a timeline needs these.
-ArrivalTimes ParseArrivalTimes(const Json& json) {
-  ArrivalTimes arrivals;
-  for (const Json& pair : json) {
-    if (pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
-        pair[1].is_number_unsigned() && pair[1].get<uint64_t>() <= INT64_MAX) {
-      arrivals.emplace_back(pair[0].get<uint64_t>(), pair[1].get<uint64_t>());
-    }
-  }
-  return arrivals;
-}
-
-absl::StatusOr<TargetReport> ParseReport(const Json& json) {
-  const absl::StatusOr<uint64_t> rss = GetUint(json, "rss_bytes");
-  const absl::StatusOr<uint64_t> notifications = GetUint(json, "notifications");
-  const auto cpu = json.find("cpu_seconds");
-  const auto notified = json.find("notified");
-  if (!rss.ok() || !notifications.ok() || cpu == json.end() || !cpu->is_number() ||
-      notified == json.end()) {
-    return absl::InvalidArgumentError("the target's report is not complete");
-  }
-  absl::StatusOr<LatencyHistogram> histogram = LatencyHistogram::FromJson(*notified);
-  if (!histogram.ok()) return histogram.status();
-  return TargetReport{.process = GetString(json, "process"),
-                      .cpu_seconds = cpu->get<double>(),
-                      .rss_bytes = *rss,
-                      .notifications = *notifications,
-                      .notified = std::move(*histogram),
-                      .arrivals = ParseArrivalTimes(json.value("arrivals", Json::array()))};
-}
+// Blocks of the local cache: the one that is written, and the one that the answer is written to.
+constexpr uint32_t kSource = 0;
+constexpr uint32_t kAnswer = 1;
 
 }  // namespace
+
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, TargetReport> report) {
+  io("process", report.process);
+  io("cpu_seconds", report.cpu_seconds);
+  io("rss_bytes", report.rss_bytes);
+  io("notifications", report.notifications);
+  io("notified", report.notified);
+  io("arrivals", report.arrivals);
+}
+
+Json ToJson(const TargetReport& report) { return FieldsToJson(report); }
 
 absl::StatusOr<TargetSession> TargetSession::Open(Channel& channel, Agent& agent,
                                                   const SessionRequest& request, Duration timeout) {
@@ -78,7 +64,7 @@ absl::StatusOr<TargetReport> TargetSession::Report(uint64_t notifications, Durat
   for (const Time end = Now() + timeout;;) {
     const absl::StatusOr<Json> answer = channel_->Call({{"type", "report"}}, timeout);
     if (!answer.ok()) return answer.status();
-    absl::StatusOr<TargetReport> report = ParseReport(*answer);
+    absl::StatusOr<TargetReport> report = FromJson<TargetReport>(*answer);
     if (!report.ok()) return report.status();
     report->notifications += sum.notifications;
     report->notified.Merge(sum.notified);
@@ -91,6 +77,116 @@ absl::StatusOr<TargetReport> TargetSession::Report(uint64_t notifications, Durat
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+}
+
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, SessionNote> note) {
+  io.Int("session", note.session);
+  io.Int("sequence", note.sequence);
+  io.Int("posted_ns", note.posted_ns);
+}
+
+std::string SessionNote::Encode() const { return wire::Encode(*this); }
+
+std::optional<SessionNote> SessionNote::Decode(std::string_view payload) {
+  return wire::TryDecode<SessionNote>(payload);
+}
+
+absl::StatusOr<RoundTrip> RoundTrip::Open(Channel& channel, Agent& agent, KvCache& cache,
+                                          uint64_t size, const MemorySides& memory,
+                                          Duration timeout, double* register_ms) {
+  const KvCacheShape shape{.pieces = 1, .block_bytes = size, .blocks = 2, .memory = memory.here};
+  if (absl::Status s = Into(cache, KvCache::Create(shape)); !s.ok()) return s;
+  const Time before = Now();
+  if (auto s = cache.RegisterWith(agent, Access::kRemoteWrite); !s.ok()) return s.status();
+  if (register_ms != nullptr) *register_ms = Seconds(Now() - before) * 1e3;
+  PagedRegion answer = cache.regions()[0];
+  answer.base += kAnswer * answer.stride;
+  answer.count = 1;
+  absl::StatusOr<TargetSession> session = TargetSession::Open(
+      channel, agent,
+      {.shape = {.pieces = 1, .block_bytes = size, .blocks = 1, .memory = memory.there},
+       .answer = {answer}},
+      timeout);
+  if (!session.ok()) return session.status();
+  RoundTrip trip;
+  trip.agent_ = &agent;
+  trip.cache_ = &cache;
+  trip.timeout_ = timeout;
+  trip.session_ = std::move(*session);
+  return trip;
+}
+
+absl::Status RoundTrip::Once() {
+  constexpr uint32_t kThere = 0;
+  TransferOptions options;
+  options.notification =
+      SessionNote{
+          .session = session_.id(), .sequence = ++sequence_, .posted_ns = MonotonicNanoseconds()}
+          .Encode();
+  options.deadline = timeout_;
+  const absl::StatusOr<Transfer> transfer = agent_->Write(session_.peer(),
+                                                          PagedBlocks{.local = cache_->regions(),
+                                                                      .remote = session_.regions(),
+                                                                      .local_ids = {&kSource, 1},
+                                                                      .remote_ids = {&kThere, 1}},
+                                                          options);
+  if (!transfer.ok()) return transfer.status();
+  return WaitAnswer(*transfer);
+}
+
+// A transfer that fails does not wake a thread that waits for a notification. So this looks at the
+// transfer in between: after a failure no answer can come, and its status says more than "no
+// answer".
+absl::Status RoundTrip::WaitAnswer(const Transfer& transfer) {
+  constexpr Duration kLook = std::chrono::milliseconds(50);
+  for (const Time deadline = Now() + timeout_;;) {
+    const Duration left = std::max(deadline - Now(), Duration::zero());
+    const absl::StatusOr<Notification> answer = agent_->WaitNotification(std::min(left, kLook));
+    if (answer.ok()) {
+      const std::optional<SessionNote> note = SessionNote::Decode(answer->payload);
+      if (note && note->sequence == sequence_) return absl::OkStatus();
+      return absl::InternalError("the answer belongs to another write");
+    }
+    if (!absl::IsDeadlineExceeded(answer.status())) return answer.status();
+    if (absl::Status failed = transfer.status(); !failed.ok()) return failed;
+    if (absl::Status gone = CheckPeer(); !gone.ok()) return gone;
+    if (left <= kLook) {
+      return absl::DeadlineExceededError(absl::StrCat("no answer from ", session_.peer(),
+                                                      " within ", FormatDuration(timeout_, " ")));
+    }
+  }
+}
+
+// A broken connection may be made again, and transfers in flight go on then.
+absl::Status RoundTrip::CheckPeer() {
+  constexpr Duration kPatience = std::chrono::seconds(1);
+  while (const std::optional<PeerEvent> event = agent_->PollPeerEvent()) {
+    if (event->peer != session_.peer()) continue;
+    if (event->kind == PeerEventKind::kLost) {
+      lost_since_ = Now();
+      lost_ = absl::UnavailableError(
+          absl::StrCat("peer ", event->peer, " was lost: ", event->cause.message()));
+    } else if (event->kind != PeerEventKind::kSuspect) {
+      lost_ = absl::OkStatus();
+    }
+  }
+  return lost_.ok() || Now() - lost_since_ < kPatience ? absl::OkStatus() : lost_;
+}
+
+absl::Status RoundTrip::Verify(double* took_us) {
+  const uint64_t seed = PatternSeed({session_.id(), sequence_});
+  absl::Status filled = cache_->FillBlock(0, kSource, seed);
+  filled.Update(cache_->FillBlock(0, kAnswer, seed + 1));
+  if (!filled.ok()) return filled;
+  const Time start = Now();
+  if (absl::Status s = Once(); !s.ok()) return s;
+  *took_us = Seconds(Now() - start) * 1e6;
+  const absl::StatusOr<std::optional<size_t>> wrong = cache_->FindInBlock(0, kAnswer, seed);
+  if (!wrong.ok()) return wrong.status();
+  if (!*wrong) return cache_->CheckGuards();
+  return absl::DataLossError(
+      absl::StrCat("byte ", **wrong, " of the answer differs from what was written"));
 }
 
 }  // namespace kvxfer::cli

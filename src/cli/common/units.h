@@ -1,4 +1,6 @@
-// Sizes and times as people write and read them. Only this file parses them.
+// Sizes, times, addresses and kinds of memory as people write and read them. Only this file parses
+// them.
+
 #ifndef KVXFER_CLI_COMMON_UNITS_H_
 #define KVXFER_CLI_COMMON_UNITS_H_
 
@@ -8,7 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvxfer/options.h"
 #include "kvxfer/types.h"
+#include "src/cli/common/json_util.h"
 
 namespace kvxfer::cli {
 
@@ -48,6 +52,67 @@ inline double GbPerSecond(uint64_t bytes, double seconds) {
 }
 
 inline double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// An address on the command line.
+struct HostPort {
+  std::string host;  // name or address, without brackets
+  uint16_t port = kDefaultPort;
+
+  std::string ToString() const;  // brackets around IPv6 addresses
+};
+
+// Takes "node7", "node7:7471", "[::1]:7471", "[::1]" and "::1". Without a port in the text, the
+// port is `default_port`.
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text, uint16_t default_port = kDefaultPort);
+
+// --- Which memory the processes of a run use: the values of --memory.
+
+enum class MemorySource {
+  kMapped,          // HostBuffer: a peer on this host maps it
+  kMappedSmall,     // the same with small pages
+  kMappedReserved,  // the same with reserved huge pages
+  kAttached,        // anonymous memory, as from malloc: a peer on this host attaches to it
+  kCuda,            // memory of a GPU
+};
+
+struct MemoryChoice {
+  MemoryChoice() = default;
+  // `of_device` is for kCuda only.
+  MemoryChoice(MemorySource from, int of_device = 0)  // NOLINT(google-explicit-constructor)
+      : source(from), device(of_device) {}
+
+  MemorySource source = MemorySource::kMapped;
+  int device = 0;  // for kCuda: the number that CUDA gives the GPU in this process
+
+  bool cuda() const { return source == MemorySource::kCuda; }
+  // As ParseMemoryChoice takes it.
+  std::string ToString() const;
+  bool operator==(const MemoryChoice&) const = default;
+};
+
+// The words that ParseMemoryChoice takes, for help and completion.
+std::vector<std::string> MemoryWords();
+
+// "mapped" or "host", which mean the same; "mapped-small", "mapped-reserved", "attached"; "cuda:1",
+// or "cuda" for the first GPU.
+absl::StatusOr<MemoryChoice> ParseMemoryChoice(std::string_view text);
+
+// The same as a field of a message.
+inline Json ToJson(const MemoryChoice& choice) { return choice.ToString(); }
+absl::Status FromJson(const Json& json, MemoryChoice& choice);
+
+// The memory of the two sides of a run: initiators (here) and targets (there), or prefill and
+// decode.
+struct MemorySides {
+  MemoryChoice here{};
+  MemoryChoice there{};
+
+  // "cuda:0 memory", or "mapped memory at the initiator, cuda:1 memory at the target".
+  std::string Words() const;
+};
+
+// One value for both sides, or two separated by a comma: "mapped,cuda:1".
+absl::StatusOr<MemorySides> ParseMemorySides(std::string_view text);
 
 }  // namespace kvxfer::cli
 

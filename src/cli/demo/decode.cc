@@ -1,22 +1,16 @@
 // `kvxfer demo-worker`: the decode side of the demo. It assigns its blocks to requests, and checks
 // every byte of a request when it is notified that the request has arrived.
 
-#include <CLI/CLI.hpp>
 #include <map>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "src/cli/commands.h"
-#include "src/cli/common/agent_setup.h"
-#include "src/cli/common/process.h"
-#include "src/cli/common/scatter.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/channel.h"
+#include "src/cli/common/command_line.h"
+#include "src/cli/common/kv_cache.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/demo/demo.h"
 #include "src/core/base/clock.h"
-#include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -25,21 +19,19 @@ namespace {
 // it waits.
 class Decode {
  public:
-  Decode(const DemoConfig& config, Agent& agent, const KvCache& cache, uint32_t cache_blocks,
-         std::string peer)
+  Decode(const DemoConfig& config, Agent& agent, const KvCache& cache, std::string peer)
       : config_(config),
         agent_(agent),
         cache_(cache),
         peer_(std::move(peer)),
-        allocator_(cache_blocks, TargetSeed(config.seed)) {}
+        allocator_(cache.shape().blocks, TargetSeed(config.seed)) {}
 
   // Returns when every request was checked and the prefill side was notified of each result.
   absl::Status Run(const Channel& parent) {
     Time last_step = Now();
     for (uint64_t done = 0; done < config_.requests;) {
       if (absl::Status s = AssignWhatFits(); !s.ok()) return s;
-      const absl::StatusOr<Notification> notification =
-          agent_.WaitNotification(std::chrono::milliseconds(100));
+      const auto notification = agent_.WaitNotification(std::chrono::milliseconds(100));
       if (notification.ok()) {
         if (absl::Status s = OnArrived(*notification); !s.ok()) return s;
         last_step = Now();
@@ -94,9 +86,8 @@ class Decode {
   absl::Status Tell(const DemoMessage& message) {
     TransferOptions options;
     options.deadline = config_.timeout;
-    absl::StatusOr<Transfer> transfer = agent_.Notify(peer_, message.Encode(), options);
-    if (!transfer.ok()) return transfer.status();
-    last_word_ = std::move(*transfer);
+    if (absl::Status s = Into(last_word_, agent_.Notify(peer_, message.Encode(), options)); !s.ok())
+      return s;
     return absl::OkStatus();
   }
 
@@ -114,9 +105,7 @@ class Decode {
 // metadata and the regions of this side.
 absl::StatusOr<std::string> AnswerHello(Channel& parent, const Json& hello, Agent& agent,
                                         const KvCache& cache) {
-  const absl::StatusOr<std::string> theirs = GetHex(hello, "metadata");
-  if (!theirs.ok()) return theirs.status();
-  absl::StatusOr<std::string> peer = agent.AddPeer(*theirs);
+  absl::StatusOr<std::string> peer = AddPeerOf(hello, agent);
   if (!peer.ok()) return peer;
   const absl::StatusOr<std::string> ours = agent.Metadata();
   if (!ours.ok()) return ours.status();
@@ -143,7 +132,7 @@ absl::Status RunWorker(Channel& parent) {
   absl::StatusOr<std::string> peer = AnswerHello(parent, *hello, **agent, *cache);
   if (!peer.ok()) return peer.status();
 
-  Decode decode(*config, **agent, *cache, shape->blocks, std::move(*peer));
+  Decode decode(*config, **agent, *cache, std::move(*peer));
   if (absl::Status s = decode.Run(parent); !s.ok()) return s;
   // The prefill side sends "finish" once every transfer has ended there too.
   if (absl::StatusOr<Json> finish = parent.Receive(config->timeout); !finish.ok()) {
@@ -166,9 +155,7 @@ absl::Status DemoWorker() {
 }  // namespace
 
 void AddDemoWorker(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("demo-worker", "The decode process of demo");
-  command->group("");
-  command->callback([&action] { action = DemoWorker; });
+  AddCommand(app, action, "demo-worker", "The decode process of demo", DemoWorker)->group("");
 }
 
 }  // namespace kvxfer::cli

@@ -3,25 +3,18 @@
 
 #include "src/cli/demo/demo.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "src/cli/commands.h"
-#include "src/cli/common/agent_setup.h"
+#include "src/cli/common/bootstrap.h"
+#include "src/cli/common/channel.h"
+#include "src/cli/common/command_line.h"
 #include "src/cli/common/options.h"
-#include "src/cli/common/process.h"
-#include "src/cli/common/shared_options.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/demo/group.h"
-#include "src/cli/demo/memory.h"
-#include "src/cli/demo/prefill.h"
+#include "src/cli/demo/shard.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
 
@@ -46,23 +39,26 @@ size_t CountVerified(const DemoRun& run) {
   return verified;
 }
 
-Json RequestJson(const DemoConfig& config, size_t request, const DemoResult& result) {
-  return {{"request", request},
-          {"tokens", config.tokens},
-          {"blocks", config.blocks_per_request()},
-          {"runs", result.runs},
-          {"bytes", result.stats.bytes},
-          {"queued_ms", Milliseconds(result.stats.queued)},
-          {"wire_ms", Milliseconds(result.stats.wire)},
-          {"gb_per_s", GbPerSecond(result.stats.bytes, Seconds(result.stats.wire))},
-          {"verified", result.error.empty()},
-          {"error", result.error}};
+ReportRow RowOf(const DemoConfig& config, size_t request, const DemoResult& result) {
+  ReportRow row;
+  row.Count("request", request);
+  row.Count("tokens", config.tokens);
+  row.Count("blocks", config.blocks_per_request());
+  row.Count("runs", result.runs);
+  row.Add("bytes", result.stats.bytes,
+          FormatFixed(static_cast<double>(result.stats.bytes) / (1 << 20), 1));
+  row.Number("queued_ms", Milliseconds(result.stats.queued), 2);
+  row.Number("wire_ms", Milliseconds(result.stats.wire), 2);
+  row.Number("gb_per_s", GbPerSecond(result.stats.bytes, Seconds(result.stats.wire)), 2);
+  row.Add("verified", result.error.empty(), result.error.empty() ? "yes" : "NO");
+  row.json["error"] = result.error;
+  return row;
 }
 
 void PrintJson(const DemoConfig& config, const DemoRun& run) {
   Json requests = Json::array();
   for (size_t i = 0; i < run.results.size(); ++i) {
-    requests.push_back(RequestJson(config, i, run.results[i]));
+    requests.push_back(RowOf(config, i, run.results[i]).json);
   }
   const uint64_t bytes = config.requests * config.request_bytes();
   const size_t verified = CountVerified(run);
@@ -88,29 +84,11 @@ void PrintTable(const DemoConfig& config, const DemoRun& run) {
   std::printf("%s: %u layers, blocks of %lu tokens, %u regions a side, %s a block in each\n",
               config.model.name.c_str(), config.model.layers, config.block_tokens,
               config.model.pieces(), FormatBytes(config.block_bytes()).c_str());
-  const Table table({{"request"},
-                     {"tokens"},
-                     {"blocks"},
-                     {"runs", 7},
-                     {"MiB", 8},
-                     {"queue ms", 8},
-                     {"wire ms", 8},
-                     {"GB/s", 6},
-                     {"verified"}});
+  const Table table(
+      "request:7|tokens:6|blocks:6|runs:7|MiB:8|queue ms:8|wire ms:8|GB/s:6|verified:8");
   std::puts(table.Header().c_str());
   for (size_t i = 0; i < run.results.size(); ++i) {
-    const DemoResult& r = run.results[i];
-    const std::vector<std::string> row = {
-        std::to_string(i),
-        std::to_string(config.tokens),
-        std::to_string(config.blocks_per_request()),
-        std::to_string(r.runs),
-        FormatFixed(static_cast<double>(r.stats.bytes) / (1 << 20), 1),
-        FormatFixed(Milliseconds(r.stats.queued), 2),
-        FormatFixed(Milliseconds(r.stats.wire), 2),
-        FormatFixed(GbPerSecond(r.stats.bytes, Seconds(r.stats.wire)), 2),
-        r.error.empty() ? "yes" : "NO"};
-    std::puts(table.Row(row).c_str());
+    std::puts(table.Row(RowOf(config, i, run.results[i]).cells).c_str());
   }
   const uint64_t bytes = config.requests * config.request_bytes();
   std::printf("%zu of %zu requests verified, every byte; guard zones %s\n", CountVerified(run),
@@ -140,11 +118,7 @@ absl::StatusOr<std::vector<PagedRegion>> Meet(const DemoConfig& config, WorkerPr
   hello["metadata"] = ToHex(*ours);
   const absl::StatusOr<Json> answer = worker.channel().Call(hello, config.timeout);
   if (!answer.ok()) return answer.status();
-  const absl::StatusOr<std::string> theirs = GetHex(*answer, "metadata");
-  if (!theirs.ok()) return theirs.status();
-  absl::StatusOr<std::string> name = agent.AddPeer(*theirs);
-  if (!name.ok()) return name.status();
-  peer = std::move(*name);
+  if (absl::Status s = Into(peer, AddPeerOf(*answer, agent)); !s.ok()) return s;
   return GetRegions(*answer, "regions");
 }
 
@@ -199,16 +173,16 @@ absl::Status RunDemo(DemoConfig config, bool json) {
 
   DemoRun run;
   const Time start = Now();
-  Prefill prefill(config, **agent, *cache, shape->blocks, peer, std::move(*remote));
   {
     ProgressBar bar("requests", config.requests);
-    absl::Status status = prefill.Run([&worker] { return CheckWorker(*worker); },
-                                      [&bar](size_t done) { bar.Update(done); });
+    absl::Status status = Into(run.results, RunPrefill(
+                                                config, **agent, *cache, peer, std::move(*remote),
+                                                [&worker] { return CheckWorker(*worker); },
+                                                [&bar](size_t done) { bar.Update(done); }));
     if (!status.ok()) return status;
   }
   run.seconds = Seconds(Now() - start);
   run.path = ChosenPath(**agent, peer, config.memories());
-  run.results = prefill.results();
   if (absl::Status s = Finish(*worker, run, config.timeout); !s.ok()) return s;
   run.guards.Update(cache->CheckGuards());
   if (json) {
@@ -230,14 +204,12 @@ struct DemoFlags {
 };
 
 absl::Status RunFlags(DemoFlags& flags) {
-  absl::StatusOr<KvModel> model = LoadKvModel(flags.model);
-  if (!model.ok()) return model.status();
-  flags.config.model = std::move(*model);
+  if (absl::Status s = Into(flags.config.model, LoadKvModel(flags.model)); !s.ok()) return s;
   const bool ranks =
       std::ranges::any_of(flags.of_sides, [](const CLI::Option* o) { return o->count() > 0; });
   if (!ranks) return RunDemo(flags.config, flags.json);
   if (flags.one_rank->count() > 0) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--tp moves the part of one rank; --prefill-tp and --decode-tp move that of every rank");
   }
   const absl::StatusOr<DemoGroupRun> run = RunDemoGroup(flags.config, flags.prefill, flags.decode);
@@ -260,11 +232,12 @@ void AddDemoSide(CLI::App* command, DemoFlags& flags, KvSide& side) {
 }  // namespace
 
 void AddDemo(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
-      "demo",
-      "Moves KV caches of requests between two processes, or between the ranks of two instances, "
-      "and checks every byte");
   const auto flags = std::make_shared<DemoFlags>();
+  CLI::App* command = AddCommand(
+      app, action, "demo",
+      "Moves KV caches of requests between two processes, or between the ranks of two instances, "
+      "and checks every byte",
+      [flags] { return RunFlags(*flags); });
   DemoConfig& config = flags->config;
   AddModel(command, flags->model);
   AddNumber(command, "--requests", config.requests, "Requests to move");
@@ -285,7 +258,6 @@ void AddDemo(CLI::App& app, Action& action) {
   // For tests: changes one byte of one request.
   command->add_flag("--corrupt", config.corrupt)->group("");
   AddJson(command, flags->json);
-  command->callback([flags, &action] { action = [flags] { return RunFlags(*flags); }; });
 }
 
 }  // namespace kvxfer::cli

@@ -6,18 +6,21 @@
 //   kArrived   prefill → decode: request, block table. Attached to the write of the request.
 //   kReleased  decode → prefill: request, error or "". The request was checked, its
 //              blocks are free.
+
 #ifndef KVXFER_CLI_DEMO_DEMO_H_
 #define KVXFER_CLI_DEMO_DEMO_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "src/cli/common/channel.h"
 #include "src/cli/common/kv_cache.h"
 #include "src/cli/common/kv_model.h"
+#include "src/cli/common/units.h"
 
 namespace kvxfer::cli {
 
@@ -56,6 +59,10 @@ absl::StatusOr<KvCacheShape> DemoCacheShape(const DemoConfig& config);
 // For the decode process.
 Json ToJson(const DemoConfig& config);
 absl::StatusOr<DemoConfig> DemoConfigFromJson(const Json& json);
+absl::Status FromJson(const Json& json, DemoConfig& config);
+
+// The block tables of some requests, one for each.
+using DemoTables = std::vector<std::vector<uint32_t>>;
 
 struct DemoMessage {
   enum class Kind : uint8_t { kAssign = 1, kArrived = 2, kReleased = 3 };
@@ -67,6 +74,32 @@ struct DemoMessage {
   std::string Encode() const;
   static absl::StatusOr<DemoMessage> Decode(std::string_view payload);
 };
+
+struct DemoMemory {
+  std::vector<MemoryChoice> prefill{};  // by rank
+  std::vector<MemoryChoice> decode{};
+};
+
+// Parses --memory as ParseMemorySides does, except that "cuda" gives each rank the next GPU,
+// prefill ranks first; after the last GPU it continues with the first. Returns the error of
+// DriverFor for a GPU that cannot be used, before a process is started for it.
+absl::StatusOr<DemoMemory> DemoMemoryOf(std::string_view text, size_t prefill, size_t decode);
+
+struct DemoResult {
+  bool released = false;  // the decode side has answered
+  std::string error{};    // what the decode side found wrong; empty: every byte verified
+  uint64_t runs = 0;      // contiguous on both sides
+  TransferStats stats{};
+};
+
+// The prefill side. Returns when the decode side has answered every request and every transfer has
+// ended. Calls `alive` at least every 100 ms and ends with its error. Calls `progress` with the
+// number of requests that are done.
+absl::StatusOr<std::vector<DemoResult>> RunPrefill(const DemoConfig& config, Agent& agent,
+                                                   const KvCache& cache, const std::string& peer,
+                                                   std::vector<PagedRegion> remote,
+                                                   const std::function<absl::Status()>& alive,
+                                                   const std::function<void(size_t)>& progress);
 
 }  // namespace kvxfer::cli
 

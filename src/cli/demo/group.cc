@@ -1,24 +1,126 @@
-#include "src/cli/demo/group.h"
+#include <poll.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "src/cli/common/scatter.h"
+#include "src/cli/common/channel.h"
+#include "src/cli/common/kv_cache.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/demo/memory.h"
-#include "src/cli/demo/rank.h"
-#include "src/cli/demo/workers.h"
+#include "src/cli/demo/demo.h"
+#include "src/cli/demo/shard.h"
 #include "src/core/base/clock.h"
-#include "src/core/base/strings.h"
 
 namespace kvxfer::cli {
 namespace {
 
+// Longer than a rank's own time-out, which may be 10 % late.
+Duration WithGrace(Duration timeout) { return timeout + timeout / 4 + std::chrono::seconds(2); }
+
+// The rank processes, seen from their parent.
+//
+// Thread-safety: one thread. The destructor kills the processes.
+//
+// An error of a rank is returned at once, with the rank's name. If a process was lost, its loss is
+// returned, whatever the others report about it. DeadlineExceeded names a rank that does not answer
+// within the time-out of DemoConfig plus some grace, during which the rank can report its own
+// time-out.
+class DemoWorkers {
+ public:
+  // When this returns, every prefill rank knows every decode rank, in their order.
+  static absl::StatusOr<DemoWorkers> Start(std::span<const DemoShard> prefill,
+                                           std::span<const DemoShard> decode) {
+    DemoWorkers workers(prefill.size(), prefill.front().config.timeout);
+    std::vector<Json> hellos;
+    for (const std::span<const DemoShard> side : {prefill, decode}) {
+      for (const DemoShard& shard : side) {
+        absl::StatusOr<WorkerProcess> worker = WorkerProcess::Start("demo-rank", shard.name());
+        if (!worker.ok()) return worker.status();
+        workers.workers_.push_back(std::move(*worker));
+        hellos.push_back(ToJson(shard));
+      }
+    }
+    const absl::StatusOr<std::vector<Json>> answers = workers.CallEach(hellos);
+    if (!answers.ok()) return answers.status();
+    for (size_t i = workers.prefill_; i < answers->size(); ++i) {
+      const Json meet = {{"type", "meet"}, {"metadata", GetString((*answers)[i], "metadata")}};
+      if (auto met = workers.Call(meet, nullptr); !met.ok()) return met.status();
+    }
+    return workers;
+  }
+
+  size_t prefill() const { return prefill_; }
+  size_t decode() const { return workers_.size() - prefill_; }
+
+  // Sends one message to every rank of a side; null: none. The answers are in the order of ranks,
+  // prefill before decode, and null for ranks that got no message.
+  absl::StatusOr<std::vector<Json>> Call(const Json& to_prefill, const Json& to_decode) {
+    std::vector<Json> messages(prefill_, to_prefill);
+    messages.resize(workers_.size(), to_decode);
+    return CallEach(messages);
+  }
+
+  // Lets all processes end, and waits for that.
+  absl::Status Leave() {
+    for (WorkerProcess& worker : workers_) {
+      if (auto s = worker.channel().Send({{"type", "leave"}}, timeout_); !s.ok()) return s;
+    }
+    for (WorkerProcess& worker : workers_) {
+      if (absl::Status s = worker.Join(timeout_); !s.ok()) return s;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  DemoWorkers(size_t prefill, Duration timeout) : prefill_(prefill), timeout_(timeout) {}
+  absl::StatusOr<std::vector<Json>> CallEach(const std::vector<Json>& messages) {
+    absl::StatusOr<std::vector<Json>> answers = Collect(messages);
+    if (!absl::IsUnavailable(answers.status()) && !absl::IsAborted(answers.status()))
+      return answers;
+    std::vector<WorkerProcess*> workers;
+    for (WorkerProcess& worker : workers_) workers.push_back(&worker);
+    absl::Status ended = FindEnded(workers);
+    if (!ended.ok()) return ended;
+    return answers;
+  }
+
+  absl::StatusOr<std::vector<Json>> Collect(const std::vector<Json>& messages) {
+    std::vector<Json> answers(workers_.size());
+    std::vector<pollfd> waits(workers_.size(), {.fd = -1, .events = POLLIN, .revents = 0});
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      if (messages[i].is_null()) continue;
+      if (auto s = workers_[i].channel().Send(messages[i], timeout_); !s.ok()) return s;
+      waits[i].fd = workers_[i].channel().fd();
+    }
+    const Time end = Now() + WithGrace(timeout_);
+    for (;;) {
+      const auto asked = std::ranges::find_if(waits, [](const pollfd& w) { return w.fd >= 0; });
+      if (asked == waits.end()) return answers;
+      if (Now() > end) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            workers_[static_cast<size_t>(asked - waits.begin())].channel().peer(),
+            " does not answer within ", std::chrono::ceil<std::chrono::seconds>(timeout_).count(),
+            " s (--timeout); is it stopped?"));
+      }
+      poll(waits.data(), waits.size(), 100);
+      for (size_t i = 0; i < waits.size(); ++i) {
+        if (waits[i].fd < 0 || waits[i].revents == 0) continue;
+        if (absl::Status s = Into(answers[i], workers_[i].channel().ReceiveAnswer(timeout_));
+            !s.ok())
+          return s;
+        waits[i].fd = -1;
+      }
+    }
+  }
+
+  size_t prefill_;
+  Duration timeout_;
+  std::vector<WorkerProcess> workers_;
+};
+
 // Limits of a round, so that its block tables fit into a message.
-constexpr size_t kMaxRequests = 64;
+constexpr size_t kMaxRoundRequests = 64;
 constexpr size_t kMaxIds = 1 << 15;
 
 // The blocks of a side. Every rank of the side uses the same ids.
@@ -47,7 +149,8 @@ absl::StatusOr<SideBlocks> BlocksOf(const DemoShard& shard, uint64_t seed) {
 
 // Assigns blocks on both sides to as many requests from `first` on as possible.
 void FillRound(uint64_t first, uint64_t end, SideBlocks& prefill, SideBlocks& decode) {
-  const size_t most = std::min<size_t>(kMaxRequests, kMaxIds / std::max(prefill.each, decode.each));
+  const size_t most =
+      std::min<size_t>(kMaxRoundRequests, kMaxIds / std::max(prefill.each, decode.each));
   const size_t wanted = std::min<size_t>(end - first, most);
   while (prefill.tables.size() < wanted && prefill.Add()) {
     if (decode.Add()) continue;
@@ -147,9 +250,7 @@ absl::StatusOr<DemoGroupRun> PlanRun(const DemoConfig& config, const KvSide& pre
     for (DemoShard& shard : *made) shard.config.memory = of_ranks[shard.rank].ToString();
     *shards = std::move(*made);
   }
-  absl::StatusOr<std::vector<DemoShare>> shares = SharesOf(run.prefill, run.decode);
-  if (!shares.ok()) return shares.status();
-  run.shares = std::move(*shares);
+  if (absl::Status s = Into(run.shares, SharesOf(run.prefill, run.decode)); !s.ok()) return s;
   run.errors.resize(config.requests);
   run.verified.resize(run.decode.size());
   run.wire_seconds.resize(run.decode.size());

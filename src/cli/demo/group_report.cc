@@ -1,13 +1,10 @@
 // The output of `kvxfer demo` with two instances.
 
 #include <cstdio>
-#include <string>
-#include <utility>
 
-#include "src/cli/common/text_grid.h"
+#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/demo/group.h"
-#include "src/core/base/strings.h"
+#include "src/cli/demo/shard.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -40,15 +37,42 @@ void PrintSides(const DemoGroupRun& run) {
   std::puts(grid.ToString().c_str());
 }
 
-void PrintShares(const DemoGroupRun& run) {
-  TextGrid grid({Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
-  grid.Add({"decode rank", "from prefill rank", "heads", "runs/request", "run", "path"});
-  for (size_t i = 0; i < run.shares.size(); ++i) {
-    const DemoShare& share = run.shares[i];
-    grid.Add({std::to_string(share.decode), std::to_string(share.prefill), HeadsText(share.heads),
-              std::to_string(share.runs), FormatBytes(share.run_bytes), run.paths[i]});
-  }
+ReportRow ShareRow(const DemoGroupRun& run, size_t i) {
+  const DemoShare& share = run.shares[i];
+  ReportRow row;
+  row.Count("decode", share.decode);
+  row.Count("prefill", share.prefill);
+  row.Add("heads", share.heads.count, HeadsText(share.heads));
+  row.Count("runs", share.runs);
+  row.Add("run_bytes", share.run_bytes, FormatBytes(share.run_bytes));
+  row.Add("path", run.paths[i]);
+  row.json["first_head"] = share.heads.first;
+  return row;
+}
+
+ReportRow RankRow(const DemoGroupRun& run, size_t i) {
+  const uint64_t bytes = RankBytes(run.decode[i]);
+  ReportRow row;
+  row.cells.push_back(std::to_string(i));
+  row.Count("verified", run.verified[i]);
+  row.Add("bytes", bytes, FormatFixed(static_cast<double>(bytes) / (1 << 20), 1));
+  row.Number("gb_per_s", GbPerSecond(bytes, run.wire_seconds[i]), 2);
+  return row;
+}
+
+void PrintRows(const DemoGroupRun& run, size_t count, std::vector<std::string> header,
+               ReportRow (*row)(const DemoGroupRun& run, size_t i)) {
+  TextGrid grid(std::vector<Align>(std::min<size_t>(header.size(), 5), Align::kRight));
+  grid.Add(std::move(header));
+  for (size_t i = 0; i < count; ++i) grid.Add(row(run, i).cells);
   std::puts(grid.ToString().c_str());
+}
+
+Json RowsJson(const DemoGroupRun& run, size_t count,
+              ReportRow (*row)(const DemoGroupRun& run, size_t i)) {
+  Json list = Json::array();
+  for (size_t i = 0; i < count; ++i) list.push_back(row(run, i).json);
+  return list;
 }
 
 Json SideJson(const DemoShard& shard) {
@@ -58,46 +82,13 @@ Json SideJson(const DemoShard& shard) {
           {"cache_blocks", CacheShapeOf(shard).value_or(KvCacheShape()).blocks}};
 }
 
-Json SharesJson(const DemoGroupRun& run) {
-  Json list = Json::array();
-  for (size_t i = 0; i < run.shares.size(); ++i) {
-    const DemoShare& share = run.shares[i];
-    list.push_back({{"prefill", share.prefill},
-                    {"decode", share.decode},
-                    {"first_head", share.heads.first},
-                    {"heads", share.heads.count},
-                    {"runs", share.runs},
-                    {"run_bytes", share.run_bytes},
-                    {"path", run.paths[i]}});
-  }
-  return list;
-}
-
-Json RanksJson(const DemoGroupRun& run) {
-  Json list = Json::array();
-  for (size_t i = 0; i < run.decode.size(); ++i) {
-    const uint64_t bytes = RankBytes(run.decode[i]);
-    list.push_back({{"verified", run.verified[i]},
-                    {"bytes", bytes},
-                    {"gb_per_s", GbPerSecond(bytes, run.wire_seconds[i])}});
-  }
-  return list;
-}
-
 }  // namespace
 
 void PrintGroupTable(const DemoGroupRun& run) {
   PrintSides(run);
-  PrintShares(run);
-  TextGrid grid({Align::kRight, Align::kRight, Align::kRight, Align::kRight});
-  grid.Add({"decode rank", "requests verified", "MiB", "GB/s"});
-  for (size_t i = 0; i < run.decode.size(); ++i) {
-    const uint64_t bytes = RankBytes(run.decode[i]);
-    grid.Add({std::to_string(i), std::to_string(run.verified[i]),
-              FormatFixed(static_cast<double>(bytes) / (1 << 20), 1),
-              FormatFixed(GbPerSecond(bytes, run.wire_seconds[i]), 2)});
-  }
-  std::puts(grid.ToString().c_str());
+  PrintRows(run, run.shares.size(),
+            {"decode rank", "from prefill rank", "heads", "runs/request", "run", "path"}, ShareRow);
+  PrintRows(run, run.decode.size(), {"decode rank", "requests verified", "MiB", "GB/s"}, RankRow);
   std::printf("%s in %.2f s: %.2f GB/s with making and checking content, %.2f CPU seconds\n",
               FormatBytes(run.bytes()).c_str(), run.seconds, GbPerSecond(run.bytes(), run.seconds),
               run.cpu_seconds);
@@ -114,8 +105,8 @@ void PrintGroupJson(const DemoGroupRun& run) {
       {"tokens", run.prefill.front().config.tokens},
       {"prefill", SideJson(run.prefill.front())},
       {"decode", SideJson(run.decode.front())},
-      {"shares", SharesJson(run)},
-      {"ranks", RanksJson(run)},
+      {"shares", RowsJson(run, run.shares.size(), ShareRow)},
+      {"ranks", RowsJson(run, run.decode.size(), RankRow)},
       {"verified", run.CountVerified()},
       {"errors", run.errors},
       {"untouched", run.guards.ok() ? "intact" : std::string(run.guards.message())},

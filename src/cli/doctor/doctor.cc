@@ -1,13 +1,16 @@
 #include "src/cli/doctor/doctor.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <map>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
-#include "src/cli/common/text_grid.h"
-#include "src/core/base/strings.h"
+#include "src/cli/common/command_line.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/table.h"
+#include "src/cli/topo/topology_fixture.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -29,8 +32,8 @@ std::map<Severity, size_t> Counts(const std::vector<CheckResult>& results) {
   return counts;
 }
 
-std::string Counted(size_t count, const char* word, bool plural_differs = true) {
-  return absl::StrCat(count, " ", word, plural_differs && count != 1 ? "s" : "");
+std::string Counted(size_t count, const char* word) {
+  return absl::StrCat(count, " ", word, count != 1 ? "s" : "");
 }
 
 // Shortens text in the table; Details prints it completely.
@@ -59,27 +62,59 @@ std::string Details(const std::vector<CheckResult>& results, Severity severity) 
   return text;
 }
 
+struct DoctorFlags {
+  std::string server{};
+  std::string root{};
+  std::string fixture{};
+  std::vector<std::string> fabrics{};
+  PeerCheckOptions peer{};
+  bool json = false;
+  bool strict = false;
+};
+
+absl::Status RunHostChecks(const DoctorFlags& flags) {
+  absl::StatusOr<TopologySource> source = OpenTopology(flags.root, flags.fixture);
+  if (!source.ok()) return source.status();
+  absl::StatusOr<Topology> topology = ReadNamedTopology(*source, flags.fabrics);
+  if (!topology.ok()) return topology.status();
+  const bool live = source->sysfs.root().empty();
+  const std::unique_ptr<SystemView> view =
+      live ? MakeLiveView(*std::move(topology)) : MakeTreeView(source->sysfs, *std::move(topology));
+  const std::vector<CheckResult> results = RunChecks(*view);
+  std::fputs(
+      flags.json ? (DumpJson(DoctorJson(results), 2) + "\n").c_str() : DoctorText(results).c_str(),
+      stdout);
+  return DoctorStatus(results, flags.strict);
+}
+
+absl::Status RunDoctor(const DoctorFlags& flags) {
+  if (flags.server.empty()) {
+    if (flags.peer.IsDefault()) return RunHostChecks(flags);
+    return Invalid("--backend and --listen need a server: kvxfer doctor HOST");
+  }
+  if (!flags.root.empty() || !flags.fixture.empty() || !flags.fabrics.empty()) {
+    return Invalid("--root, --fixture and --fabric check a host: leave the server out");
+  }
+  const absl::StatusOr<PeerReport> report = CheckPeer(flags.server, flags.peer);
+  if (!report.ok()) return report.status();
+  std::fputs(
+      flags.json ? (DumpJson(PeerJson(*report), 2) + "\n").c_str() : PeerText(*report).c_str(),
+      stdout);
+  return PeerStatus(*report, flags.strict);
+}
+
 }  // namespace
 
 const char* ToString(Severity severity) {
-  switch (severity) {
-    case Severity::kNotApplicable:
-      return "n/a";
-    case Severity::kOk:
-      return "ok";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kProblem:
-      return "problem";
-  }
-  return "n/a";
+  constexpr std::array kNames = {"n/a", "ok", "warning", "problem"};
+  return kNames.at(static_cast<size_t>(severity));
 }
 
 std::vector<CheckResult> RunChecks(const SystemView& view) {
-  const std::vector<Family> families = {{"devices", DeviceChecks()},   {"ports", PortChecks()},
-                                        {"fabric", FabricChecks()},    {"rights", RightsChecks()},
-                                        {"memory", MemoryChecks()},    {"gpus", GpuChecks()},
-                                        {"software", SoftwareChecks()}};
+  const std::vector<Family> families = {
+      {"devices", DeviceChecks()}, {"ports", PortChecks()},       {"fabric", FabricChecks()},
+      {"rights", RightsChecks()},  {"memory", MemoryChecks()},    {"gpus", GpuChecks()},
+      {"gpus", GpuNicChecks()},    {"software", SoftwareChecks()}};
   std::vector<CheckResult> results;
   for (const Family& family : families) {
     for (const Check& check : family.checks) {
@@ -129,9 +164,8 @@ std::string DoctorText(const std::vector<CheckResult>& results) {
   }
   text += Details(results, Severity::kProblem) + Details(results, Severity::kWarning);
   absl::StrAppend(&text, "\n", Counted(counts[Severity::kProblem], "problem"), ", ",
-                  Counted(counts[Severity::kWarning], "warning"), ", ",
-                  Counted(counts[Severity::kOk], "ok", false), ", ",
-                  Counted(counts[Severity::kNotApplicable], "not applicable", false), "\n");
+                  Counted(counts[Severity::kWarning], "warning"), ", ", counts[Severity::kOk],
+                  " ok, ", counts[Severity::kNotApplicable], " not applicable\n");
   return text;
 }
 
@@ -183,6 +217,15 @@ std::string Names(const std::vector<std::string>& names) {
                       names.size() - kShown, " more");
 }
 
+std::vector<size_t> PortsWhere(const Topology& topology,
+                               absl::FunctionRef<bool(const RdmaPort&)> predicate) {
+  std::vector<size_t> ports;
+  for (size_t i = 0; i < topology.ports.size(); ++i) {
+    if (predicate(topology.ports[i])) ports.push_back(i);
+  }
+  return ports;
+}
+
 std::string PortNames(const Topology& topology, const std::vector<size_t>& ports) {
   std::vector<std::string> names;
   for (const size_t port : ports) {
@@ -191,6 +234,22 @@ std::string PortNames(const Topology& topology, const std::vector<size_t>& ports
     names.push_back(first_only ? topology.DeviceOf(named).name : topology.PortName(named));
   }
   return Names(names);
+}
+
+void AddDoctor(CLI::App& app, Action& action) {
+  const auto flags = std::make_shared<DoctorFlags>();
+  CLI::App* command =
+      AddCommand(app, action, "doctor",
+                 "Reports what is wrong with this host, or with the paths to a `kvxfer "
+                 "serve`, and how to fix it",
+                 [flags] { return RunDoctor(*flags); });
+  AddText(command, "server", flags->server, "HOST[:PORT]",
+          "Address of `kvxfer serve`: tries the paths there (default: checks this host)");
+  AddHost(command, flags->fixture, flags->root, flags->fabrics);
+  AddBackend(command, flags->peer.backends, "those that agents try by default; with a server only");
+  AddListen(command, flags->peer.listen);
+  command->add_flag("--strict", flags->strict, "Counts warnings as problems");
+  AddJson(command, flags->json);
 }
 
 }  // namespace kvxfer::cli

@@ -5,22 +5,65 @@
 // checks.
 //
 // Thread-safety: one thread.
+
 #ifndef KVXFER_CLI_DOCTOR_DOCTOR_H_
 #define KVXFER_CLI_DOCTOR_DOCTOR_H_
 
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/peer.h"
+#include "kvxfer/types.h"
+#include "src/backends/registry.h"
 #include "src/cli/common/json_util.h"
-#include "src/cli/doctor/gpu.h"
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/topology.h"
+#include "src/cuda/driver.h"
 
 namespace kvxfer::cli {
+
+// Access from one GPU to another: by kernels and copies of `from` to memory of `to`.
+struct GpuLink {
+  int from = 0;
+  int to = 0;
+  bool access = false;   // directly, not through the host
+  bool atomics = false;  // all atomic operations of CUDA, as over NVLink
+  int rank = -1;         // performance rank, 0 is best; -1: unknown
+};
+
+// What the CUDA driver reports to this process.
+struct CudaState {
+  bool asked = false;     // false: this is a view of another host
+  absl::Status status{};  // why GPU memory cannot be used: Driver::Get's, or DeadlineExceeded
+  int version = 0;        // 13000: CUDA 13.0
+  std::string library{};  // the file of the driver; empty: none was loaded
+  std::vector<cuda::Device> devices{};
+  std::vector<GpuLink> links{};  // of each pair, in both directions
+  // The result of pinning more host memory than the usual limit of locked memory.
+  absl::Status pinned{};
+
+  bool usable() const { return asked && status.ok(); }
+  // The numbers of the devices for which `predicate` holds.
+  std::vector<int> Where(absl::FunctionRef<bool(const cuda::Device&)> predicate) const;
+};
+
+// Loads and initialises the driver, which may take seconds, and creates a context on the first
+// device for a moment.
+CudaState AskCuda();
+// The result of `ask`, or DeadlineExceeded if it takes longer. Its thread goes on then and may
+// never end, so that nothing else may call the driver.
+CudaState AskWithin(Duration longest, std::function<CudaState()> ask);
 
 // The state of a backend on this host.
 struct BackendState {
@@ -58,6 +101,14 @@ class SystemView {
   Topology topology_;
 };
 
+// A view of the host that this process runs on, with its permissions: opens device files, asks
+// libraries for their versions, creates each backend once.
+std::unique_ptr<SystemView> MakeLiveView(Topology topology);
+
+// A view of the files below another root. Device files are judged by their mode: one that not every
+// user may open counts as not accessible.
+std::unique_ptr<SystemView> MakeTreeView(Sysfs files, Topology topology);
+
 // In ascending order of severity.
 enum class Severity { kNotApplicable, kOk, kWarning, kProblem };
 
@@ -82,7 +133,8 @@ std::span<const Check> PortChecks();      // state, link, rate, LID, GIDs
 std::span<const Check> FabricChecks();    // relations between ports
 std::span<const Check> RightsChecks();    // limits, capabilities, device files
 std::span<const Check> MemoryChecks();    // huge pages, /dev/shm
-std::span<const Check> GpuChecks();       // driver, devices, peer access, access by NICs
+std::span<const Check> GpuChecks();       // driver, devices, peer access
+std::span<const Check> GpuNicChecks();    // access to GPU memory by NICs
 std::span<const Check> SoftwareChecks();  // same host, libraries, backends
 
 struct CheckResult {
@@ -105,6 +157,16 @@ Json DoctorJson(const std::vector<CheckResult>& results);
 absl::Status DoctorStatus(const std::vector<CheckResult>& results, bool strict);
 
 // --- Helpers for the checks ---------------------------------------------------------------------
+
+// All backends that kvxfer knows, and other plugins; also those that are not installed.
+std::vector<BackendOrigin> AllBackends();
+inline bool IsHere(const BackendOrigin& backend) {
+  return backend.built_in || !backend.file.empty();
+}
+
+// An error of the backend without the backend's name, which may precede it twice; for reports that
+// print the name anyway.
+std::string WithoutName(std::string_view why, const std::string& backend);
 
 inline Findings Ok(std::string what) { return {{Severity::kOk, std::move(what), "", ""}}; }
 inline Findings NotApplicable(std::string what) {
@@ -134,16 +196,70 @@ std::string FindLibrary(const SystemView& view, const std::string& soname);
 // Whether this is a container with its own pid namespace, in which peers on this host are
 // invisible.
 bool HasOwnProcesses(const SystemView& view);
+// "cuda:0 cuda:1", shortened as by Names.
+std::string GpuNames(const std::vector<int>& ordinals);
+// Whether the device is a MIG instance, which is a part of a GPU.
+bool IsInstance(const cuda::Device& device);
+// The NVIDIA GPUs on the PCI bus, as indices into Topology::gpus.
+std::vector<size_t> NvidiaGpus(const SystemView& view);
 bool IsActiveInfiniBand(const RdmaPort& port);
 // The indices of the ports for which `predicate` holds.
-template <typename Predicate>
-std::vector<size_t> PortsWhere(const Topology& topology, Predicate predicate) {
-  std::vector<size_t> ports;
-  for (size_t i = 0; i < topology.ports.size(); ++i) {
-    if (predicate(topology.ports[i], topology.DeviceOf(topology.ports[i]))) ports.push_back(i);
-  }
-  return ports;
-}
+std::vector<size_t> PortsWhere(const Topology& topology,
+                               absl::FunctionRef<bool(const RdmaPort&)> predicate);
+bool IsActive(const RdmaPort& port);
+
+// Whether /proc/self/status has this effective capability (linux/capability.h); empty: unknown.
+std::optional<bool> HasCapability(const SystemView& view, int number);
+
+// The middle of each name in `folder` that begins with `prefix` and has `suffix` behind it.
+std::set<std::string> NamesBetween(const SystemView& view, const std::string& folder,
+                                   const std::string& prefix, const std::string& suffix);
+
+// --- `kvxfer doctor host:port`: tries each backend end to end with a `kvxfer serve`.
+
+struct PeerCheckOptions {
+  std::string backends{};  // --backend; empty: DefaultBackends()
+  std::string listen{};    // --listen
+
+  bool IsDefault() const { return backends.empty() && listen.empty(); }
+};
+
+// The result of trying one backend.
+struct PeerPath {
+  std::string backend{};
+  bool reached = false;  // bytes went there and back and were compared
+  // kWarning: reached, but not over every rail.
+  Severity severity = Severity::kOk;
+  std::string why{};  // why it does not reach the server, or its path
+  std::string fix{};
+  uint32_t rails = 0;
+  std::vector<RailExplanation> each_rail{};
+  double rtt_min_us = 0;  // a notified write of 64 bytes and its answer
+  double rtt_p50_us = 0;
+  double rtt_max_us = 0;
+  double gbps = 0;  // of a short sample of writes, in Gb/s
+  Json here{};      // Agent::Explain on this side while connected
+  Json there{};     // the same on the server's side
+};
+
+struct PeerReport {
+  std::string server{};
+  std::string chosen{};  // the backend that transfers would take; empty: none
+  std::vector<PeerPath> paths{};
+};
+
+// Unavailable: nothing answers there. InvalidArgument: a bad address, an unknown backend, or a
+// server of another version. The report says what a backend lacks.
+absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckOptions& options);
+
+// Makes `path` a warning if some of its rails are down.
+void JudgeRails(PeerPath& path);
+
+std::string PeerText(const PeerReport& report);
+Json PeerJson(const PeerReport& report);
+// Aborted if a backend has a problem, or no backend reaches the server. With `strict`, also if a
+// backend has a warning.
+absl::Status PeerStatus(const PeerReport& report, bool strict);
 
 }  // namespace kvxfer::cli
 

@@ -1,25 +1,19 @@
 // Checks of GPUs: the driver, the devices, access between them, and sharing of their memory between
 // processes. gpu_direct.cc has the checks of GPUs and NICs.
 
-#include "src/cli/doctor/gpu.h"
-
 #include <algorithm>
 #include <array>
 #include <map>
-#include <tuple>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "src/cli/common/units.h"
 #include "src/cli/doctor/doctor.h"
-#include "src/cli/doctor/gpu_direct.h"
 
 namespace kvxfer::cli {
 namespace {
 
 constexpr const char* kNoGpu = "no GPU memory is used here";
-
-bool Usable(const CudaState& cuda) { return cuda.asked && cuda.status.ok(); }
 
 // There are GPUs, but CUDA cannot use them.
 Findings WithoutDriver(const SystemView& view) {
@@ -64,7 +58,7 @@ Findings CudaDriver(const SystemView& view) {
 }
 
 Findings Gpus(const SystemView& view) {
-  if (!Usable(view.Cuda())) return NotApplicable(kNoGpu);
+  if (!view.Cuda().usable()) return NotApplicable(kNoGpu);
   constexpr int kOldestOfKernels = 80;
   Findings findings;
   for (const cuda::Device& device : view.Cuda().devices) {
@@ -96,7 +90,7 @@ std::string WordsOf(const GpuLink& link) {
 
 Findings GpuPeers(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
-  if (!Usable(cuda)) return NotApplicable(kNoGpu);
+  if (!cuda.usable()) return NotApplicable(kNoGpu);
   if (cuda.devices.size() < 2) return NotApplicable("one GPU");
   std::map<std::string, std::vector<std::string>> pairs;  // by their connection
   std::vector<std::string> apart;
@@ -127,7 +121,7 @@ Findings GpuPeers(const SystemView& view) {
 // CUDA shares memory between processes by process id.
 Findings GpuIpc(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
-  if (!Usable(cuda)) return NotApplicable(kNoGpu);
+  if (!cuda.usable()) return NotApplicable(kNoGpu);
   Findings bad;
   if (HasOwnProcesses(view)) {
     Append(bad, Warning("in a container with its own processes",
@@ -138,10 +132,7 @@ Findings GpuIpc(const SystemView& view) {
                         "user and all GPUs (--gpus) in both; in a pod: shareProcessNamespace, or "
                         "hostNetwork, hostPID and hostIPC"));
   }
-  std::vector<int> without;
-  for (const cuda::Device& device : cuda.devices) {
-    if (!device.fd_handles) without.push_back(device.ordinal);
-  }
+  const auto without = cuda.Where([](const cuda::Device& d) { return !d.fd_handles; });
   return OrOk(bad, without.empty()
                        ? "handles of cuMemAlloc, descriptors of cuMemCreate"
                        : absl::StrCat("handles of cuMemAlloc; no descriptors of cuMemCreate on ",
@@ -150,7 +141,7 @@ Findings GpuIpc(const SystemView& view) {
 
 Findings GpuPinned(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
-  if (!Usable(cuda)) return NotApplicable(kNoGpu);
+  if (!cuda.usable()) return NotApplicable(kNoGpu);
   if (cuda.pinned.ok()) return Ok("host memory for staging can be pinned");
   return Warning(absl::StrCat("16 MiB cannot be pinned: ", cuda.pinned.message()),
                  "staged transfers copy their bytes once more, or fail",
@@ -159,6 +150,14 @@ Findings GpuPinned(const SystemView& view) {
 }
 
 }  // namespace
+
+std::vector<int> CudaState::Where(absl::FunctionRef<bool(const cuda::Device&)> predicate) const {
+  std::vector<int> ordinals;
+  for (const cuda::Device& device : devices) {
+    if (predicate(device)) ordinals.push_back(device.ordinal);
+  }
+  return ordinals;
+}
 
 std::string GpuNames(const std::vector<int>& ordinals) {
   std::vector<std::string> names;
@@ -178,13 +177,6 @@ std::span<const Check> GpuChecks() {
       {"gpu-peers", "the CUDA driver: peer access, P2P attributes", &GpuPeers},
       {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles", &GpuIpc},
       {"gpu-pinned", "the CUDA driver: 16 MiB of host memory, pinned", &GpuPinned},
-      {"gpu-direct",
-       "/sys/module, /proc/driver/nvidia/version, /proc/sys/kernel/osrelease, libibverbs.so.1, the "
-       "CUDA driver: attributes",
-       &GpuDirect},
-      {"gpu-bar1", "/sys/bus/pci/devices/*/resource, the CUDA driver: memory", &GpuBar1},
-      {"gpu-ordering", "the CUDA driver: order and flush of NICs' writes", &GpuOrdering},
-      {"gpu-nics", "positions of GPUs and NICs on the PCI bus", &GpuNics},
   });
   return kChecks;
 }

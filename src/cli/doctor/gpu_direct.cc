@@ -1,14 +1,13 @@
-#include "src/cli/doctor/gpu_direct.h"
+// Checks of access to GPU memory by NICs.
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "src/cli/common/units.h"
-#include "src/cli/doctor/gpu.h"
+#include "src/cli/doctor/doctor.h"
 #include "src/core/base/strings.h"
 #include "src/transport/host/sysfs_device.h"
 
@@ -24,7 +23,7 @@ bool ModuleLoaded(const SystemView& view, const std::string& name) {
 // Why GPU memory cannot be registered as a dma-buf; empty: nothing known prevents it.
 std::string NoDmabuf(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
-  if (cuda.asked && cuda.status.ok()) {
+  if (cuda.usable()) {
     if (std::ranges::none_of(cuda.devices, &cuda::Device::dmabuf)) {
       return "the driver exports no dma-buf";
     }
@@ -47,20 +46,20 @@ std::string NoDmabuf(const SystemView& view) {
 }
 
 // A GPU with its own memory on the PCI bus. The MIG instances of a GPU count as that GPU.
-struct Place {
+struct GpuPlace {
   std::string name;
   std::string pci;
   uint64_t memory = 0;  // bytes; 0: unknown
 };
 
-std::vector<Place> PlacesOf(const SystemView& view) {
-  std::map<std::string, Place> places;
+std::vector<GpuPlace> PlacesOf(const SystemView& view) {
+  std::map<std::string, GpuPlace> places;
   const CudaState& cuda = view.Cuda();
-  if (cuda.asked && cuda.status.ok()) {
+  if (cuda.usable()) {
     for (const cuda::Device& device : cuda.devices) {
       const std::optional<PciAddress> pci = PciAddress::Parse(device.pci);
       if (!pci || device.integrated) continue;
-      Place& place = places[pci->ToString()];
+      GpuPlace& place = places[pci->ToString()];
       if (place.name.empty()) place.name = absl::StrCat("cuda:", device.ordinal);
       place.pci = pci->ToString();
       place.memory += device.memory;
@@ -71,7 +70,7 @@ std::vector<Place> PlacesOf(const SystemView& view) {
       places[pci] = {.name = absl::StrCat("GPU ", i), .pci = pci};
     }
   }
-  std::vector<Place> list;
+  std::vector<GpuPlace> list;
   list.reserve(places.size());
   for (auto& [pci, place] : places) list.push_back(std::move(place));
   return list;
@@ -118,16 +117,6 @@ std::string GpuLabel(const SystemView& view, size_t gpu) {
   return absl::StrCat("GPU ", gpu);
 }
 
-}  // namespace
-
-std::vector<size_t> NvidiaGpus(const SystemView& view) {
-  std::vector<size_t> gpus;
-  for (size_t i = 0; i < view.topology().gpus.size(); ++i) {
-    if (view.topology().gpus[i].vendor == kNvidia) gpus.push_back(i);
-  }
-  return gpus;
-}
-
 Findings GpuDirect(const SystemView& view) {
   const Topology& topology = view.topology();
   const CudaState& cuda = view.Cuda();
@@ -141,17 +130,14 @@ Findings GpuDirect(const SystemView& view) {
     return Problem("the NVIDIA driver is not loaded", "GPU memory cannot be used",
                    "modprobe nvidia; nvidia-smi");
   }
-  std::vector<int> refusing;
-  for (const cuda::Device& device : cuda.devices) {
-    if (!device.gpu_direct) refusing.push_back(device.ordinal);
-  }
+  const auto refusing = cuda.Where([](const cuda::Device& d) { return !d.gpu_direct; });
   if (!refusing.empty()) {
     return Warning(GpuNames(refusing) + ": the driver does not support GPUDirect RDMA",
                    "transfers of GPU memory are staged in host memory",
                    "use a data centre or professional GPU: GeForce has no GPUDirect RDMA");
   }
-  const bool efa = std::any_of(topology.ports.begin(), topology.ports.end(),
-                               [](const RdmaPort& p) { return p.link == LinkLayer::kEfa; });
+  const bool efa =
+      std::ranges::find(topology.ports, LinkLayer::kEfa, &RdmaPort::link) != topology.ports.end();
   const std::string module = efa ? "efa_nv_peermem" : "nvidia_peermem";
   std::vector<std::string> ways;
   if (ModuleLoaded(view, module)) ways.push_back(module);
@@ -177,7 +163,7 @@ Findings GpuBar1(const SystemView& view) {
   constexpr uint64_t kSmall = uint64_t{256} << 20;
   Findings bad;
   std::vector<std::string> seen;
-  for (const Place& place : PlacesOf(view)) {
+  for (const GpuPlace& place : PlacesOf(view)) {
     const uint64_t bytes = Bar1Bytes(view, place.pci);
     if (bytes == 0) continue;
     const std::string what =
@@ -198,19 +184,19 @@ Findings GpuBar1(const SystemView& view) {
 
 Findings GpuOrdering(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
-  if (!cuda.asked || !cuda.status.ok()) return NotApplicable("no GPU memory is used here");
+  if (!cuda.usable()) return NotApplicable("no GPU memory is used here");
   if (view.topology().devices.empty()) return NotApplicable("no RDMA device");
-  std::vector<int> ordered;
-  std::vector<int> flushed;
-  std::vector<int> neither;
-  for (const cuda::Device& device : cuda.devices) {
-    if (!device.gpu_direct) continue;
-    const bool orders =
-        device.writes_ordering >= cuda::api::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
-    const bool flushes =
-        (device.flush_options & cuda::api::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) != 0;
-    (orders ? ordered : flushes ? flushed : neither).push_back(device.ordinal);
-  }
+  const auto orders = [](const cuda::Device& d) {
+    return d.writes_ordering >= cuda::api::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+  };
+  const auto flushes = [](const cuda::Device& d) {
+    return (d.flush_options & cuda::api::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) != 0;
+  };
+  const auto ordered = cuda.Where([&](const cuda::Device& d) { return d.gpu_direct && orders(d); });
+  const auto flushed =
+      cuda.Where([&](const cuda::Device& d) { return d.gpu_direct && !orders(d) && flushes(d); });
+  const auto neither =
+      cuda.Where([&](const cuda::Device& d) { return d.gpu_direct && !orders(d) && !flushes(d); });
   if (!neither.empty()) {
     return Warning(GpuNames(neither) + ": neither orders writes of NICs nor can flush them",
                    "kernels might not see data that has arrived, so that transfers are staged in "
@@ -226,8 +212,7 @@ Findings GpuOrdering(const SystemView& view) {
 
 Findings GpuNics(const SystemView& view) {
   const Topology& topology = view.topology();
-  const std::vector<size_t> active = PortsWhere(
-      topology, [](const RdmaPort& p, const RdmaDevice&) { return p.state == PortState::kActive; });
+  const std::vector<size_t> active = PortsWhere(topology, IsActive);
   if (NvidiaGpus(view).empty()) return NotApplicable("no GPU");
   if (active.empty()) return NotApplicable("no active port");
   Findings bad;
@@ -249,6 +234,29 @@ Findings GpuNics(const SystemView& view) {
                         "a pod: the kubelet's topologyManagerPolicy)"));
   }
   return OrOk(bad, Names(seen));
+}
+
+}  // namespace
+
+std::vector<size_t> NvidiaGpus(const SystemView& view) {
+  std::vector<size_t> gpus;
+  for (size_t i = 0; i < view.topology().gpus.size(); ++i) {
+    if (view.topology().gpus[i].vendor == kNvidia) gpus.push_back(i);
+  }
+  return gpus;
+}
+
+std::span<const Check> GpuNicChecks() {
+  static constexpr auto kChecks = std::to_array<Check>({
+      {"gpu-direct",
+       "/sys/module, /proc/driver/nvidia/version, /proc/sys/kernel/osrelease, libibverbs.so.1, the "
+       "CUDA driver: attributes",
+       &GpuDirect},
+      {"gpu-bar1", "/sys/bus/pci/devices/*/resource, the CUDA driver: memory", &GpuBar1},
+      {"gpu-ordering", "the CUDA driver: order and flush of NICs' writes", &GpuOrdering},
+      {"gpu-nics", "positions of GPUs and NICs on the PCI bus", &GpuNics},
+  });
+  return kChecks;
 }
 
 }  // namespace kvxfer::cli

@@ -1,23 +1,16 @@
-#include "src/cli/doctor/peer.h"
-
 #include <algorithm>
-#include <memory>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvxfer/backend.h"
-#include "src/cli/common/agent_setup.h"
-#include "src/cli/common/backend_names.h"
 #include "src/cli/common/bootstrap.h"
-#include "src/cli/common/host_port.h"
 #include "src/cli/common/kv_cache.h"
-#include "src/cli/common/memory_choice.h"
-#include "src/cli/common/round_trip.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/peer_service.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/units.h"
-#include "src/cli/doctor/view.h"
+#include "src/cli/doctor/doctor.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
 
@@ -33,12 +26,6 @@ constexpr int kPings = 20;
 constexpr uint64_t kSampleBlock = uint64_t{1} << 20;
 constexpr uint32_t kSampleBlocks = 32;
 constexpr int kSamples = 3;
-
-absl::StatusOr<Channel> Connect(const std::string& server) {
-  const absl::StatusOr<HostPort> address = ParseHostPort(server);
-  if (!address.ok()) return address.status();
-  return ConnectTo(*address, std::chrono::seconds(2));
-}
 
 void KeepExplanations(Channel& channel, const Agent& agent, const std::string& peer,
                       PeerPath& path) {
@@ -61,8 +48,7 @@ void KeepExplanations(Channel& channel, const Agent& agent, const std::string& p
 // Measures round trips. The first one makes the connection and compares what came back.
 absl::Status MeasureRoundTrips(Channel& channel, Agent& agent, const MemoryChoice& memory,
                                KvCache& cache, PeerPath& path) {
-  absl::StatusOr<RoundTrip> trip =
-      RoundTrip::Open(channel, agent, cache, kPingBytes, {memory, memory}, kPatience);
+  auto trip = RoundTrip::Open(channel, agent, cache, kPingBytes, {memory, memory}, kPatience);
   if (!trip.ok()) return trip.status();
   double first = 0;
   if (absl::Status s = trip->Verify(&first); !s.ok()) return s;
@@ -102,12 +88,9 @@ absl::Status MeasureBandwidth(Channel& channel, Agent& agent, const MemoryChoice
                               KvCache& cache, PeerPath& path) {
   const KvCacheShape shape{
       .pieces = 1, .block_bytes = kSampleBlock, .blocks = kSampleBlocks, .memory = memory};
-  absl::StatusOr<KvCache> made = KvCache::Create(shape);
-  if (!made.ok()) return made.status();
-  cache = *std::move(made);
+  if (absl::Status s = Into(cache, KvCache::Create(shape)); !s.ok()) return s;
   if (auto s = cache.RegisterWith(agent, Access::kRemoteRead); !s.ok()) return s.status();
-  const absl::StatusOr<TargetSession> session =
-      TargetSession::Open(channel, agent, {.shape = shape}, kPatience);
+  const auto session = TargetSession::Open(channel, agent, {.shape = shape}, kPatience);
   if (!session.ok()) return session.status();
   AwaitRails(agent, session->peer(), path.backend);
   std::vector<uint32_t> ids(kSampleBlocks);
@@ -159,15 +142,14 @@ absl::Status Try(const std::string& server, const PeerCheckOptions& options, Pee
     path.why = "not installed";
     return absl::OkStatus();
   }
-  absl::StatusOr<Channel> channel = Connect(server);
+  absl::StatusOr<Channel> channel = ConnectToServer(server);
   if (!channel.ok()) return channel.status();
   KvCache small;
   KvCache large;
-  const absl::StatusOr<std::unique_ptr<Agent>> agent =
-      MakeAgent({.role = "doctor",
-                 .backends = path.backend,
-                 .listen = options.listen,
-                 .default_listen = LocalHost(*channel)});
+  const auto agent = MakeAgent({.role = "doctor",
+                                .backends = path.backend,
+                                .listen = options.listen,
+                                .default_listen = LocalHost(*channel)});
   if (!agent.ok()) {
     // Without a device or library there is no path that could have a problem.
     path.severity = Severity::kNotApplicable;
@@ -236,7 +218,7 @@ absl::StatusOr<std::vector<std::string>> Wanted(const PeerCheckOptions& options)
   std::erase_if(wanted, [&left_out](const std::string& name) {
     return std::ranges::find(left_out, name) != left_out.end();
   });
-  if (wanted.empty()) return absl::InvalidArgumentError("--backend leaves no backend to try");
+  if (wanted.empty()) return Invalid("--backend leaves no backend to try");
   return wanted;
 }
 
@@ -248,7 +230,7 @@ absl::StatusOr<PeerReport> CheckPeer(const std::string& server, const PeerCheckO
   PeerReport report{.server = server};
   {
     // Fails once, and not for each backend, if there is no server or it has another version.
-    absl::StatusOr<Channel> channel = Connect(server);
+    absl::StatusOr<Channel> channel = ConnectToServer(server);
     if (!channel.ok()) return channel.status();
     const absl::StatusOr<std::unique_ptr<Agent>> agent = MakeAgent(
         {.role = "doctor", .listen = options.listen, .default_listen = LocalHost(*channel)});

@@ -4,9 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "src/cli/common/text_grid.h"
+#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/doctor/peer.h"
+#include "src/cli/doctor/doctor.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -20,10 +20,8 @@ bool IsBlank(const RdmaPort& port, const RdmaDevice& device) {
   return device.physical_function && port.link == LinkLayer::kInfiniBand && !HasGuid(port);
 }
 
-bool IsActive(const RdmaPort& port) { return port.state == PortState::kActive; }
-
-std::vector<size_t> ActivePorts(const Topology& topology) {
-  return PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice&) { return IsActive(p); });
+void AddOnce(std::vector<std::string>& list, const std::string& item) {
+  if (std::ranges::find(list, item) == list.end()) list.push_back(item);
 }
 
 std::string NetdevOf(const RdmaPort& port) {
@@ -48,11 +46,8 @@ Findings PortStates(const SystemView& view) {
   for (size_t i = 0; i < topology.ports.size(); ++i) {
     const RdmaPort& port = topology.ports[i];
     if (IsBlank(port, topology.DeviceOf(port))) continue;
-    if (IsActive(port)) {
-      ++active;
-    } else {
-      bad[{port.state, port.physical_state}].push_back(i);
-    }
+    if (IsActive(port)) ++active;
+    if (!IsActive(port)) bad[{port.state, port.physical_state}].push_back(i);
   }
   if (topology.ports.empty()) return NotApplicable("no port");
   Findings findings;
@@ -77,7 +72,7 @@ Findings PortStates(const SystemView& view) {
 Findings LinkLayers(const SystemView& view) {
   const Topology& topology = view.topology();
   std::map<LinkLayer, std::vector<size_t>> layers;
-  for (const size_t i : ActivePorts(topology)) layers[topology.ports[i].link].push_back(i);
+  for (const size_t i : PortsWhere(topology, IsActive)) layers[topology.ports[i].link].push_back(i);
   if (layers.empty()) return NotApplicable("no active port");
   std::vector<std::string> parts;
   parts.reserve(layers.size());
@@ -120,7 +115,7 @@ double ChipGbps(const RdmaDevice& device) {
 Findings Rates(const SystemView& view) {
   const Topology& topology = view.topology();
   std::map<std::pair<uint32_t, uint32_t>, double> best;
-  const std::vector<size_t> active = ActivePorts(topology);
+  const std::vector<size_t> active = PortsWhere(topology, IsActive);
   std::vector<std::string> seen;
   for (const size_t i : active) {
     const RdmaDevice& device = topology.DeviceOf(topology.ports[i]);
@@ -133,7 +128,7 @@ Findings Rates(const SystemView& view) {
     const RdmaPort& port = topology.ports[i];
     const RdmaDevice& device = topology.DeviceOf(port);
     const double could = std::max(best[{device.vendor, device.device}], ChipGbps(device));
-    if (std::find(seen.begin(), seen.end(), port.rate) == seen.end()) seen.push_back(port.rate);
+    AddOnce(seen, port.rate);
     if (port.gbps > 0 && port.gbps < could) slow[{port.rate, could}].push_back(i);
   }
   if (active.empty()) return NotApplicable("no active port");
@@ -150,10 +145,9 @@ Findings Rates(const SystemView& view) {
 
 Findings Lids(const SystemView& view) {
   const Topology& topology = view.topology();
-  const auto all = PortsWhere(
-      topology, [](const RdmaPort& p, const RdmaDevice&) { return IsActiveInfiniBand(p); });
+  const auto all = PortsWhere(topology, IsActiveInfiniBand);
   if (all.empty()) return NotApplicable("no active InfiniBand port");
-  const auto bad = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice&) {
+  const auto bad = PortsWhere(topology, [](const RdmaPort& p) {
     return IsActiveInfiniBand(p) && (p.lid == 0 || p.lid >= 0xc000);
   });
   if (bad.empty()) return Ok(absl::StrCat("on ", all.size(), " ports"));
@@ -164,16 +158,13 @@ Findings Lids(const SystemView& view) {
 
 Findings SubnetManagers(const SystemView& view) {
   const Topology& topology = view.topology();
-  const auto all = PortsWhere(
-      topology, [](const RdmaPort& p, const RdmaDevice&) { return IsActiveInfiniBand(p); });
+  const auto all = PortsWhere(topology, IsActiveInfiniBand);
   if (all.empty()) return NotApplicable("no active InfiniBand port");
-  const auto bad = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice&) {
-    return IsActiveInfiniBand(p) && p.sm_lid == 0;
-  });
+  std::vector<size_t> bad;
   std::vector<std::string> lids;
   for (const size_t i : all) {
-    const std::string lid = absl::StrCat(topology.ports[i].sm_lid);
-    if (std::find(lids.begin(), lids.end(), lid) == lids.end()) lids.push_back(lid);
+    if (topology.ports[i].sm_lid == 0) bad.push_back(i);
+    AddOnce(lids, absl::StrCat(topology.ports[i].sm_lid));
   }
   if (bad.empty()) return Ok("at LID " + absl::StrJoin(lids, ", "));
   return Problem(absl::StrCat("no subnet manager seen by ", PortNames(topology, bad)),
@@ -212,17 +203,15 @@ Findings GidsOf(const Topology& topology, const RdmaPort& port) {
 
 Findings Gids(const SystemView& view) {
   const Topology& topology = view.topology();
-  const std::vector<size_t> active = ActivePorts(topology);
+  const std::vector<size_t> active = PortsWhere(topology, IsActive);
   if (active.empty()) return NotApplicable("no active port");
   Findings bad;
   size_t blank = 0;
   for (const size_t i : active) {
     const RdmaPort& port = topology.ports[i];
-    if (IsBlank(port, topology.DeviceOf(port))) {
-      ++blank;
-      continue;
-    }
-    Append(bad, GidsOf(topology, port));
+    const bool is_blank = IsBlank(port, topology.DeviceOf(port));
+    if (is_blank) ++blank;
+    if (!is_blank) Append(bad, GidsOf(topology, port));
   }
   return OrOk(bad, absl::StrCat("on ", active.size() - blank, " ports"));
 }
@@ -231,8 +220,8 @@ Findings Gids(const SystemView& view) {
 // unless others of the same parent have a GUID.
 Findings VirtualGuids(const SystemView& view) {
   const Topology& topology = view.topology();
-  const auto all = PortsWhere(topology, [](const RdmaPort& p, const RdmaDevice& d) {
-    return d.physical_function && p.link == LinkLayer::kInfiniBand;
+  const auto all = PortsWhere(topology, [&](const RdmaPort& p) {
+    return topology.DeviceOf(p).physical_function && p.link == LinkLayer::kInfiniBand;
   });
   if (all.empty()) return NotApplicable("no InfiniBand virtual function");
   std::set<PciAddress> parents_in_use;
@@ -269,6 +258,8 @@ Findings VirtualGuids(const SystemView& view) {
 }
 
 }  // namespace
+
+bool IsActive(const RdmaPort& port) { return port.state == PortState::kActive; }
 
 bool IsActiveInfiniBand(const RdmaPort& port) {
   return IsActive(port) && port.link == LinkLayer::kInfiniBand;

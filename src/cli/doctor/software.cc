@@ -1,24 +1,16 @@
 // Checks of software: access between processes of this host, libraries, backends.
 
+#include <algorithm>
 #include <array>
 #include <set>
 
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "src/cli/doctor/doctor.h"
 
 namespace kvxfer::cli {
 namespace {
 
-constexpr int64_t kSysPtrace = 19;  // linux/capability.h
-
-bool MayTraceAll(const SystemView& view) {
-  const std::string text = view.files().Read("/proc/self/status").value_or("");
-  const size_t at = text.find("CapEff:");
-  if (at == std::string::npos) return false;
-  const uint64_t mask = std::strtoull(text.c_str() + at + 7, nullptr, 16);
-  return ((mask >> kSysPtrace) & 1) != 0;
-}
+constexpr int kCapSysPtrace = 19;  // linux/capability.h
 
 bool InContainer(const SystemView& view) {
   for (const char* mark : {"/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io"}) {
@@ -34,7 +26,8 @@ Findings Yama(const SystemView& view) {
   if (!scope) return Ok("no Yama: processes of one user reach each other");
   const std::string text = absl::StrCat("kernel.yama.ptrace_scope is ", *scope);
   if (*scope == 0) return Ok(text);
-  if (*scope < 3 && MayTraceAll(view)) return Ok(text + ", and this process has SYS_PTRACE");
+  if (*scope < 3 && HasCapability(view, kCapSysPtrace).value_or(false))
+    return Ok(text + ", and this process has SYS_PTRACE");
   return Warning(
       text,
       "shm cannot attach to memory that was not allocated with HostBuffer: its transfers "
@@ -67,18 +60,6 @@ std::string VersionOf(const SystemView& view, const std::string& soname, const s
   return at == std::string::npos ? "" : file.substr(at + 4);
 }
 
-// "mlx5" for ".../libibverbs/libmlx5-rdmav34.so".
-std::set<std::string> VerbsProviders(const SystemView& view, const std::string& library) {
-  std::set<std::string> providers;
-  for (const std::string& name : view.files().List(FolderOf(library) + "/libibverbs")) {
-    const size_t dash = name.find("-rdmav");
-    if (name.starts_with("lib") && dash != std::string::npos) {
-      providers.insert(name.substr(3, dash - 3));
-    }
-  }
-  return providers;
-}
-
 // The provider in user space that the device's kernel driver needs.
 std::string ProviderOf(const RdmaDevice& device) {
   if (device.driver == "mlx5_core") return "mlx5";
@@ -97,7 +78,8 @@ Findings Verbs(const SystemView& view) {
     if (!wanted) return NotApplicable("not installed; no RDMA device needs it");
     return Problem("libibverbs is not installed", "no RDMA device can be used", fix);
   }
-  const std::set<std::string> providers = VerbsProviders(view, library);
+  const std::set<std::string> providers =
+      NamesBetween(view, FolderOf(library) + "/libibverbs", "lib", "-rdmav");
   // How pinned pages behave in a process that forks; on older kernels kvxfer calls ibv_fork_init.
   const char* const fork = view.KernelAtLeast(5, 12) ? "the kernel copies pinned pages"
                                                      : "children do not get pinned pages";
@@ -116,10 +98,8 @@ Findings Verbs(const SystemView& view) {
 }
 
 bool HasEfa(const SystemView& view) {
-  for (const RdmaPort& port : view.topology().ports) {
-    if (port.link == LinkLayer::kEfa) return true;
-  }
-  return false;
+  return std::ranges::find(view.topology().ports, LinkLayer::kEfa, &RdmaPort::link) !=
+         view.topology().ports.end();
 }
 
 Findings Libfabric(const SystemView& view) {
@@ -131,13 +111,8 @@ Findings Libfabric(const SystemView& view) {
     if (!HasEfa(view)) return NotApplicable("not installed; no EFA device needs it");
     return Problem("libfabric is not installed", "EFA is used through libfabric only", fix);
   }
-  std::set<std::string> providers;
-  for (const std::string& name : view.files().List(FolderOf(library) + "/libfabric")) {
-    const size_t end = name.find("-fi.so");
-    if (name.starts_with("lib") && end != std::string::npos) {
-      providers.insert(name.substr(3, end - 3));
-    }
-  }
+  const std::set<std::string> providers =
+      NamesBetween(view, FolderOf(library) + "/libfabric", "lib", "-fi.so");
   return Ok(absl::StrCat("libfabric ", VersionOf(view, "libfabric.so.1", library), "; providers: ",
                          providers.empty() ? "built in" : absl::StrJoin(providers, " ")));
 }
@@ -145,13 +120,8 @@ Findings Libfabric(const SystemView& view) {
 Findings Ucx(const SystemView& view) {
   const std::string library = FindLibrary(view, "libucp.so.0");
   if (library.empty()) return NotApplicable("not installed");
-  std::set<std::string> transports;
-  for (const std::string& name : view.files().List(FolderOf(library) + "/ucx")) {
-    const size_t end = name.find(".so");
-    if (name.starts_with("libuct_") && end != std::string::npos) {
-      transports.insert(name.substr(7, end - 7));
-    }
-  }
+  const std::set<std::string> transports =
+      NamesBetween(view, FolderOf(library) + "/ucx", "libuct_", ".so");
   const std::string what =
       absl::StrCat("UCX ", VersionOf(view, "libucp.so.0", library), "; transports: ",
                    transports.empty() ? "tcp and shared memory" : absl::StrJoin(transports, " "));
@@ -165,13 +135,9 @@ Findings Backends(const SystemView& view) {
   if (backends.empty()) return NotApplicable("not checked: --root shows another host");
   std::vector<std::string> usable;
   std::vector<std::string> others;
-  Findings bad;
   for (const BackendState& backend : backends) {
-    if (backend.usable) {
-      usable.push_back(backend.name);
-      continue;
-    }
-    others.push_back(absl::StrCat(backend.name, " (", backend.why, ")"));
+    if (backend.usable) usable.push_back(backend.name);
+    if (!backend.usable) others.push_back(absl::StrCat(backend.name, " (", backend.why, ")"));
   }
   const std::string what = absl::StrCat(
       absl::StrJoin(usable, " "),
@@ -184,6 +150,18 @@ Findings Backends(const SystemView& view) {
 }
 
 }  // namespace
+
+std::set<std::string> NamesBetween(const SystemView& view, const std::string& folder,
+                                   const std::string& prefix, const std::string& suffix) {
+  std::set<std::string> names;
+  for (const std::string& name : view.files().List(folder)) {
+    const size_t end = name.find(suffix);
+    if (name.starts_with(prefix) && end != std::string::npos) {
+      names.insert(name.substr(prefix.size(), end - prefix.size()));
+    }
+  }
+  return names;
+}
 
 bool HasOwnProcesses(const SystemView& view) {
   const std::string first = view.files().Read("/proc/1/comm").value_or("");

@@ -1,11 +1,9 @@
-#include "src/cli/reference/completion.h"
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "src/core/base/strings.h"
+#include "src/cli/reference/describe.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -22,14 +20,6 @@ std::vector<std::string> PlainWords(const OptionReference& option) {
     if (!word.ends_with(":N")) words.push_back(word);
   }
   return words;
-}
-
-std::vector<std::string> OptionNames(const CommandReference& command) {
-  std::vector<std::string> names;
-  for (const OptionReference& option : command.options) {
-    if (!option.argument) names.insert(names.end(), option.names.begin(), option.names.end());
-  }
-  return names;
 }
 
 // The first sentence or clause, for a list of one line each.

@@ -2,14 +2,17 @@
 // page say. They all come from here, so that they cannot contradict the parser.
 //
 // Thread-safety: functions without state.
+
 #ifndef KVXFER_CLI_REFERENCE_DESCRIBE_H_
 #define KVXFER_CLI_REFERENCE_DESCRIBE_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace CLI {
 class App;
+class FormatterBase;
 class Option;
 }  // namespace CLI
 
@@ -43,8 +46,30 @@ struct CommandReference {
 // Without what is hidden (an empty group).
 OptionReference Describe(const CLI::Option& option);
 CommandReference Describe(const CLI::App& command);
+// The names of its options, without arguments.
+std::vector<std::string> OptionNames(const CommandReference& command);
 // The subcommands of `app`.
 std::vector<CommandReference> DescribeSubcommands(const CLI::App& app);
+
+// The layout of --help.
+std::shared_ptr<CLI::FormatterBase> MakeHelpFormatter();
+
+// Scripts that complete subcommands, options and the words of their values. `commands` are the
+// subcommands, `root` has the options before them.
+std::string BashCompletion(const CommandReference& root,
+                           const std::vector<CommandReference>& commands);
+std::string ZshCompletion(const CommandReference& root,
+                          const std::vector<CommandReference>& commands);
+std::string FishCompletion(const CommandReference& root,
+                           const std::vector<CommandReference>& commands);
+
+// The manual page. // In roff, for man(1). The same input always gives the same text: there is no
+// date in it.
+std::string ManualPage(const CommandReference& root, const std::vector<CommandReference>& commands);
+
+// The environment variables that kvxfer reads, for the manual page and the check of the docs: those
+// of AgentOptions, then those of the backends in this repository.
+std::vector<std::string> AllVariables();
 
 }  // namespace kvxfer::cli
 

@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <map>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "src/cli/common/text_grid.h"
+#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
-#include "src/cli/topo/places.h"
-#include "src/core/base/strings.h"
-#include "src/core/topology/rails.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -141,46 +136,34 @@ std::string Cell(const Topology& topology, const Place& place, size_t port) {
   return distance == "?" ? "- " : absl::StrCat("(", distance, ")");
 }
 
-// The properties of each line's port, and its distances from `places`.
-std::string Facts(const Topology& topology, const std::vector<Line>& lines,
-                  std::span<const Place> places) {
+// The name of each line, its distances from `places` and, with `facts`, the properties of its port.
+std::string Columns(const Topology& topology, const std::vector<Line>& lines,
+                    std::span<const Place> places, bool facts) {
   using Align = TextGrid::Align;
-  std::vector<Align> columns(6, Align::kLeft);
-  columns[4] = Align::kRight;  // Gb/s
-  columns.resize(6 + places.size(), Align::kRight);
-  TextGrid grid(columns);
-  std::vector<std::string> header = {"port", "PCI", "netdev", "fabric", "Gb/s", "state"};
+  std::vector<Align> columns(facts ? 6 : 1, Align::kLeft);
+  std::vector<std::string> header = {"port"};
+  if (facts) {
+    columns[4] = Align::kRight;  // Gb/s
+    header = {"port", "PCI", "netdev", "fabric", "Gb/s", "state"};
+  }
+  columns.resize(columns.size() + places.size(), Align::kRight);
   for (const Place& place : places) header.push_back(place.column + " ");
-  header.emplace_back("");
+  TextGrid grid(columns);
   grid.Add(header);
   for (const Line& line : lines) {
     const RdmaPort& port = topology.ports[line.first];
     const RdmaDevice& device = topology.DeviceOf(port);
-    std::vector<std::string> row = {LineName(topology, line),
-                                    device.pci ? ShortPci(*device.pci) : "-",
-                                    NetdevText(port),
-                                    port.fabric,
-                                    port.gbps > 0 ? absl::StrFormat("%.4g", port.gbps) : "-",
-                                    ToString(port.state)};
-    for (const Place& place : places) row.push_back(Cell(topology, place, line.first));
-    row.push_back(KindText(topology, line));
-    grid.Add(std::move(row));
-  }
-  return grid.ToString();
-}
-
-// The name of each line, and its distances from `places`.
-std::string Distances(const Topology& topology, const std::vector<Line>& lines,
-                      std::span<const Place> places) {
-  std::vector<TextGrid::Align> columns(1 + places.size(), TextGrid::Align::kRight);
-  columns[0] = TextGrid::Align::kLeft;
-  TextGrid grid(columns);
-  std::vector<std::string> header = {"port"};
-  for (const Place& place : places) header.push_back(place.column + " ");
-  grid.Add(header);
-  for (const Line& line : lines) {
     std::vector<std::string> row = {LineName(topology, line)};
+    if (facts) {
+      row = {row[0],
+             device.pci ? ShortPci(*device.pci) : "-",
+             NetdevText(port),
+             port.fabric,
+             port.gbps > 0 ? absl::StrFormat("%.4g", port.gbps) : "-",
+             ToString(port.state)};
+    }
     for (const Place& place : places) row.push_back(Cell(topology, place, line.first));
+    if (facts) row.push_back(KindText(topology, line));
     grid.Add(std::move(row));
   }
   return grid.ToString();
@@ -198,11 +181,11 @@ size_t WidestLine(const std::string& text) {
 std::string Matrix(const Topology& topology, const std::vector<Place>& places) {
   constexpr size_t kWide = 140;
   const std::vector<Line> lines = Lines(topology, places.front().plan);
-  std::string one = Facts(topology, lines, places);
+  std::string one = Columns(topology, lines, places, true);
   if (WidestLine(one) <= kWide) return one;
   const std::span<const Place> all(places);
-  return absl::StrCat(Facts(topology, lines, all.first(topology.nodes.size())), "\n",
-                      Distances(topology, lines, all.subspan(topology.nodes.size())));
+  return absl::StrCat(Columns(topology, lines, all.first(topology.nodes.size()), true), "\n",
+                      Columns(topology, lines, all.subspan(topology.nodes.size()), false));
 }
 
 // The rails of one fabric: those that transfers take first, and the number of the others.
@@ -241,13 +224,9 @@ std::string RailPlanText(const Topology& topology, const RailPlan& plan) {
 std::string LeftOutText(const Topology& topology, const RailPlan& plan) {
   std::vector<std::pair<std::string, std::vector<size_t>>> by_reason;
   for (const LeftOut& out : plan.left_out) {
-    const auto it = std::find_if(by_reason.begin(), by_reason.end(),
-                                 [&](const auto& entry) { return entry.first == out.why; });
-    if (it != by_reason.end()) {
-      it->second.push_back(out.port);
-    } else {
-      by_reason.push_back({out.why, {out.port}});
-    }
+    auto it = std::ranges::find(by_reason, out.why, [](const auto& entry) { return entry.first; });
+    if (it == by_reason.end()) it = by_reason.insert(it, {out.why, {}});
+    it->second.push_back(out.port);
   }
   std::string text;
   for (const auto& [why, ports] : by_reason) {

@@ -1,4 +1,6 @@
-// Sysfs trees made of files and links, for described hosts.
+// Sysfs trees made of files and links, for described hosts, and copies of parts of a tree, for a
+// look at them on another host.
+
 #ifndef KVXFER_CLI_TOPO_SYSFS_TREE_H_
 #define KVXFER_CLI_TOPO_SYSFS_TREE_H_
 
@@ -6,9 +8,11 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "src/core/base/sysfs.h"
 
 namespace kvxfer::cli {
 
@@ -50,6 +54,14 @@ class TemporaryFolder {
   explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
   std::string path_;  // empty: moved from
 };
+
+// Copies the file or folder at each of `paths`, a folder without its contents, and each link on the
+// way as a link. Files are read to their end, whatever size they claim. A device file becomes an
+// empty file. For a path that does not exist, the folder that would contain it is created. `to` is
+// created, or is an empty folder. FailedPrecondition: it is not empty. Internal: it cannot be
+// written.
+absl::Status CopySysfs(const Sysfs& from, const std::vector<std::string>& paths,
+                       const std::string& to);
 
 }  // namespace kvxfer::cli
 

@@ -1,15 +1,14 @@
 #include "src/cli/topo/topology_fixture.h"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
-#include "src/cli/common/did_you_mean.h"
+#include "src/cli/common/options.h"
 #include "src/core/base/strings.h"
-#include "src/core/topology/topology.h"
+#include "src/transport/host/topology_sysfs.h"
 
 namespace kvxfer::cli {
 namespace {
@@ -127,8 +126,7 @@ absl::Status AddNic(const Json& nic, const std::string& parent, SysfsTree& tree)
   const std::string name = Text(nic, "name");
   const std::optional<PciAddress> pci = PciAddress::Parse(Text(nic, "pci"));
   if (name.empty() || !pci) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("topology: a NIC needs a name and a PCI address: ", nic.dump()));
+    return Invalid("topology: a NIC needs a name and a PCI address: ", nic.dump());
   }
   const std::string folder = AddPciDevice(nic, *pci, tree);
   const std::string rdma = folder + "/infiniband/" + name;
@@ -170,8 +168,7 @@ absl::Status AddNic(const Json& nic, const std::string& parent, SysfsTree& tree)
 absl::Status AddGpu(const Json& gpu, SysfsTree& tree) {
   const std::optional<PciAddress> pci = PciAddress::Parse(Text(gpu, "pci"));
   if (!pci) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("topology: a GPU needs a PCI address: ", gpu.dump()));
+    return Invalid("topology: a GPU needs a PCI address: ", gpu.dump());
   }
   AddPciDevice(gpu, *pci, tree);
   return absl::OkStatus();
@@ -183,6 +180,20 @@ Json WithDefaults(const Json& description, const char* defaults, const Json& dev
   return whole;
 }
 
+absl::StatusOr<TopologySource> Described(const std::string& name) {
+  absl::StatusOr<TopologyFixture> fixture = FindTopologyFixture(name);
+  if (!fixture.ok()) return fixture.status();
+  absl::StatusOr<TemporaryFolder> folder = TemporaryFolder::Make();
+  if (!folder.ok()) return folder.status();
+  if (absl::Status s = fixture->tree.WriteTo(folder->path()); !s.ok()) return s;
+  return TopologySource{.sysfs = Sysfs(folder->path()),
+                        .folder = *std::move(folder),
+                        .title = std::move(fixture->title),
+                        .origin = std::move(fixture->origin),
+                        .source = std::move(fixture->source),
+                        .fabrics = std::move(fixture->fabrics)};
+}
+
 }  // namespace
 
 absl::StatusOr<TopologyFixture> MakeTopologyFixture(const Json& description) {
@@ -191,8 +202,7 @@ absl::StatusOr<TopologyFixture> MakeTopologyFixture(const Json& description) {
   fixture.origin = Text(description, "origin");
   fixture.source = Text(description, "source");
   if (fixture.origin.empty() || fixture.source.empty()) {
-    return absl::InvalidArgumentError(
-        "topology: 'origin' and 'source' must say where it comes from");
+    return Invalid("topology: 'origin' and 'source' must say where it comes from");
   }
   for (const Json& fabric : List(description, "fabrics")) {
     if (fabric.is_string()) fixture.fabrics.push_back(fabric.get<std::string>());
@@ -202,11 +212,11 @@ absl::StatusOr<TopologyFixture> MakeTopologyFixture(const Json& description) {
   const Json nodes = List(description, "nodes");
   for (size_t i = 0; i < nodes.size(); ++i) AddNode(i, nodes.size(), nodes[i], tree);
   for (const Json& gpu : List(description, "gpus")) {
-    if (!gpu.is_object()) return absl::InvalidArgumentError("topology: a GPU is not an object");
+    if (!gpu.is_object()) return Invalid("topology: a GPU is not an object");
     if (auto s = AddGpu(WithDefaults(description, "gpu_defaults", gpu), tree); !s.ok()) return s;
   }
   for (const Json& nic : List(description, "nics")) {
-    if (!nic.is_object()) return absl::InvalidArgumentError("topology: a NIC is not an object");
+    if (!nic.is_object()) return Invalid("topology: a NIC is not an object");
     const Json whole = WithDefaults(description, "nic_defaults", nic);
     if (absl::Status s = AddNic(whole, "", tree); !s.ok()) return s;
   }
@@ -224,13 +234,39 @@ absl::StatusOr<TopologyFixture> ParseTopologyFixture(std::string_view json) {
 }
 
 absl::StatusOr<TopologyFixture> FindTopologyFixture(std::string_view name) {
-  std::vector<std::string> known;
   for (const BuiltinTopology& builtin : BuiltinTopologies()) {
     if (builtin.name == name) return ParseTopologyFixture(builtin.json);
-    known.emplace_back(builtin.name);
   }
   return absl::NotFoundError(absl::StrCat("no fixture '", ToAbsl(name), "', and no such folder",
-                                          DidYouMeanOrChoose(name, known)));
+                                          DidYouMeanOrChoose(name, NamesOf(BuiltinTopologies()))));
+}
+
+absl::StatusOr<TopologySource> OpenTopology(const std::string& root, const std::string& fixture) {
+  if (!root.empty() && !fixture.empty()) {
+    return Invalid("--root and --fixture exclude each other");
+  }
+  std::error_code error;
+  if (!fixture.empty() && !std::filesystem::is_directory(fixture, error)) return Described(fixture);
+  const std::string& folder = fixture.empty() ? root : fixture;
+  TopologySource source{.sysfs = Sysfs(folder.empty() ? "/" : folder)};
+  if (absl::Status s = source.sysfs.Check(); !s.ok()) {
+    return Annotate(s, fixture.empty() ? "--root" : "--fixture");
+  }
+  return source;
+}
+
+absl::StatusOr<Topology> ReadNamedTopology(const TopologySource& source,
+                                           const std::vector<std::string>& fabrics) {
+  absl::StatusOr<Topology> topology = ReadTopology(source.sysfs);
+  if (!topology.ok()) return topology.status();
+  std::vector<FabricName> names;
+  for (const std::string& text : fabrics.empty() ? source.fabrics : fabrics) {
+    absl::StatusOr<FabricName> name = FabricName::Parse(text);
+    if (!name.ok()) return Annotate(name.status(), "--fabric");
+    names.push_back(*std::move(name));
+  }
+  if (absl::Status s = NameFabrics(names, *topology); !s.ok()) return s;
+  return topology;
 }
 
 }  // namespace kvxfer::cli

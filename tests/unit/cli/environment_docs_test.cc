@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "src/cli/reference/variables.h"
+#include "src/cli/reference/describe.h"
 
 namespace kvxfer {
 namespace {

@@ -6,19 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <memory>
 #include <thread>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvxfer/kv_migration.h"
-#include "src/cli/bench/kv/each_case.h"
 #include "src/cli/bench/kv/modes.h"
 #include "src/cli/bench/kv/source.h"
-#include "src/cli/bench/kv/statistics.h"
-#include "src/cli/bench/kv/target.h"
 #include "src/cli/common/stats.h"
-#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
 
 namespace kvxfer::cli::kv_bench {
@@ -34,8 +28,7 @@ struct MigrationFigures {
   std::vector<double> meanwhile{};   // tokens added before the switch
   std::vector<double> last_bytes{};  // on all ranks
 
-  Json ToJson(const Case& one) const;
-  std::vector<std::string> Cells(const Case& one) const;
+  Outcome Report(const Case& one) const;
 };
 
 // Background load: writes all layers again and again as long as it lives.
@@ -67,7 +60,7 @@ class MigrationRun {
   MigrationRun(const Source& source, const Options& options)
       : source_(source), token_ns_(options.layer_time.count()), rounds_(options.iters) {}
 
-  absl::StatusOr<MigrationFigures> Measure() {
+  absl::StatusOr<Outcome> Measure() {
     MigrationFigures figures;
     MigrationFigures warm_up;
     if (absl::Status status = Turn(warm_up, /*whole=*/true); !status.ok()) return status;
@@ -78,7 +71,7 @@ class MigrationRun {
       if (absl::Status status = Turn(figures, /*whole=*/false); !status.ok()) return status;
     }
     if (absl::Status status = load.End(); !status.ok()) return status;
-    return figures;
+    return figures.Report(source_.one());
   }
 
  private:
@@ -185,55 +178,37 @@ class MigrationRun {
   uint64_t requests_ = 0;
 };
 
-Json MigrationFigures::ToJson(const Case& one) const {
-  Json row = one.ToJson();
-  row.update({{"rounds", ratios.size()},
-              {"tokens_meanwhile", Median(meanwhile)},
-              {"last_tokens", Median(last_tokens)},
-              {"last_bytes", Median(last_bytes)},
-              {"pause_us", Median(pause_us)},
-              {"pause_p99_us", Quantile(pause_us, 0.99)},
-              {"alone_us", Median(alone_us)},
-              {"alone_p99_us", Quantile(alone_us, 0.99)},
-              {"ratio", Median(ratios)}});
+Outcome MigrationFigures::Report(const Case& one) const {
+  Outcome row = one.Row();
+  row.json["rounds"] = ratios.size();
+  row.Number("tokens_meanwhile", Median(meanwhile), 0);
+  row.Number("last_tokens", Median(last_tokens), 0);
+  const double bytes = Median(last_bytes);
+  row.Add("last_bytes", bytes, FormatBytes(static_cast<uint64_t>(bytes)));
+  row.Time("pause_us", Median(pause_us));
+  row.Time("pause_p99_us", Quantile(pause_us, 0.99));
+  row.Time("alone_us", Median(alone_us));
+  row.Time("alone_p99_us", Quantile(alone_us, 0.99));
+  row.Number("ratio", Median(ratios), 2);
+  row.cells.emplace_back(Median(ratios) <= kPauseGoal ? "yes" : "no");
   return row;
-}
-
-std::vector<std::string> MigrationFigures::Cells(const Case& one) const {
-  return {one.model,
-          absl::StrCat(one.prefill.tp, ">", one.decode.tp),
-          FormatFixed(Median(meanwhile), 0),
-          FormatFixed(Median(last_tokens), 0),
-          FormatBytes(static_cast<uint64_t>(Median(last_bytes))),
-          FormatTime(Median(pause_us) / 1e6),
-          FormatTime(Quantile(pause_us, 0.99) / 1e6),
-          FormatTime(Median(alone_us) / 1e6),
-          FormatTime(Quantile(alone_us, 0.99) / 1e6),
-          FormatFixed(Median(ratios), 2),
-          Median(ratios) <= kPauseGoal ? "yes" : "no"};
 }
 
 }  // namespace
 
-absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
-                                      Channel& channel) {
-  const Table table({{"model", 15},
-                     {"tp", 5},
-                     {"tokens added", 12},
-                     {"last tokens", 11},
-                     {"last bytes", 10},
-                     {"pause", 7},
-                     {"p99", 7},
-                     {"alone", 7},
-                     {"p99", 7},
-                     {"ratio", 5},
-                     {"within 1.2", 10}});
-  return EachCase(cases, options, channel, table,
-                  [&](const Source& source) -> absl::StatusOr<Outcome> {
-                    const auto figures = MigrationRun(source, options).Measure();
-                    if (!figures.ok()) return figures.status();
-                    return Outcome{figures->Cells(source.one()), figures->ToJson(source.one())};
-                  });
+Mode MigrationMode() {
+  return {.name = "migration",
+          .title = "requests that go on while they move, beside other requests",
+          .iters = 30,
+          .unit = "requests of each model",
+          .computes = true,
+          .fewest_tokens = kMostMeanwhile + 1,
+          .columns =
+              "model:15|tp:5|tokens added:12|last tokens:11|last bytes:10|pause:7|p99:7|"
+              "alone:7|p99:7|ratio:5|within 1.2:10",
+          .measure = [](const Source& source, const Options& options) {
+            return MigrationRun(source, options).Measure();
+          }};
 }
 
 }  // namespace kvxfer::cli::kv_bench

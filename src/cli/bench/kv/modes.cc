@@ -1,74 +1,51 @@
 #include "src/cli/bench/kv/modes.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <cstdio>
 
-#include "absl/strings/str_cat.h"
-#include "src/cli/common/options.h"
+#include "src/cli/bench/kv/kv_case.h"
+#include "src/cli/bench/kv/source.h"
+#include "src/cli/common/cache_memory.h"
+#include "src/cli/common/channel.h"
+#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer::cli::kv_bench {
 namespace {
 
-constexpr std::array kModes = {
-    Mode{.name = "rate",
-         .title = "requests beside a plain write of the same runs",
-         .alone = true,
-         .measure = MeasureRate},
-    Mode{.name = "streaming",
-         .title = "requests layer by layer, while the next layer is computed",
-         .iters = 30,
-         .unit = "rounds",
-         .computes = true,
-         .measure = MeasureStreaming},
-    Mode{.name = "migration",
-         .title = "requests that go on while they move, beside other requests",
-         .iters = 30,
-         .unit = "requests of each model",
-         .computes = true,
-         .fewest_tokens = kMostMeanwhile + 1,
-         .measure = MeasureMigration},
-    // One model: a thousand requests of each model would take minutes and show the same.
-    Mode{.name = "memory",
-         .title = "memory retained after requests have ended",
-         .iters = 1000,
-         .unit = "requests",
-         .two_sizes = true,
-         .measure = MeasureRetainedMemory},
-};
+const std::vector<Mode>& Modes() {
+  static const auto* const kModes =
+      new std::vector{RateMode(), StreamingMode(), MigrationMode(), MemoryMode()};
+  return *kModes;
+}
 
 constexpr Duration kDefaultRun = std::chrono::seconds(2);
 // All layers of the largest model stay well within kPatience.
 constexpr Duration kLongestLayer = std::chrono::milliseconds(100);
 
 absl::Status CheckShape(const BenchOptions& o) {
-  for (const absl::Status& status : {CheckKvSide(o.prefill), CheckKvSide(o.decode),
-                                     CheckRange("--block-tokens", o.block_tokens, 1, 4096),
-                                     CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24)}) {
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return FirstError({CheckKvSide(o.prefill), CheckKvSide(o.decode),
+                     CheckRange("--block-tokens", o.block_tokens, 1, 4096),
+                     CheckRange("--tokens", o.tokens.value_or(1), 1, 1u << 24)});
 }
 
 absl::Status CheckLoad(const BenchOptions& o, const Mode& mode) {
   const std::string measure = absl::StrCat("--measure ", mode.name);
   const auto no = [&](const char* option, const char* but) {
-    return absl::InvalidArgumentError(absl::StrCat(measure, " takes no ", option, but));
+    return Invalid(measure, " takes no ", option, but);
   };
   if (o.tokens.value_or(kDefaultTokens) < mode.fewest_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(measure, " needs --tokens of ", mode.fewest_tokens, " or more"));
+    return Invalid(measure, " needs --tokens of ", mode.fewest_tokens, " or more");
   }
   if (mode.iters == 0 && o.iters) return no("--iters", "; --duration sets its length");
   if (mode.iters > 0 && o.has_duration) return no("--duration", "; --iters sets its length");
   if (!mode.computes && o.has_layer_time) return no("--layer-time", "");
   if (o.layer_time > kLongestLayer) {
-    return absl::InvalidArgumentError("--layer-time must be at most 100 ms");
+    return Invalid("--layer-time must be at most 100 ms");
   }
-  if (o.has_duration && (o.duration <= Duration::zero() || o.duration > kLongestRun)) {
-    return absl::InvalidArgumentError("--duration must be above zero and at most an hour");
-  }
+  if (absl::Status s = CheckRunTimes(o); !s.ok()) return s;
   return CheckRange("--iters", o.iters.value_or(1), 1, 10'000'000);
 }
 
@@ -90,18 +67,53 @@ KvSide WithBlockTokens(KvSide side, uint64_t block_tokens) {
   return side;
 }
 
+// Checks before the fork that the heads can be split and that host memory suffices. It does not ask
+// CUDA, which does not survive a fork: allocating reports what a GPU lacks.
+absl::Status CheckCases(const std::vector<Case>& cases, const Options& options) {
+  for (const Case& one : cases) {
+    const auto bytes = one.CacheBytes(options.mode->alone);
+    if (!bytes.ok()) return Annotate(bytes.status(), one.Name());
+    std::vector<MemoryNeed> needs = {{options.memory.here, bytes->prefill},
+                                     {options.memory.there, bytes->decode}};
+    std::erase_if(needs, [](const MemoryNeed& need) { return need.choice.cuda(); });
+    absl::Status fits = CheckFits(needs, "fewer --tokens");
+    if (!fits.ok()) return Annotate(fits, one.Name());
+  }
+  return absl::OkStatus();
+}
+
+// Measures one case after the other, each with its own agents. Prints the table as it goes, unless
+// JSON was asked for; returns a list of the JSON of all outcomes.
+absl::StatusOr<Json> EachCase(const std::vector<Case>& cases, const Options& options,
+                              Channel& channel) {
+  const Table table(options.mode->columns);
+  const auto print = [&](const std::string& line) {
+    if (options.json) return;
+    std::puts(line.c_str());
+    std::fflush(stdout);
+  };
+  Json rows = Json::array();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    auto source = Source::Open(cases[i], i, channel, options);
+    if (!source.ok()) return Annotate(source.status(), cases[i].Name());
+    if (i == 0) print(options.title + "\n" + table.Header());
+    absl::StatusOr<Outcome> outcome = options.mode->measure(*source, options);
+    absl::Status status = outcome.status();
+    if (status.ok()) status = source->Close();
+    if (!status.ok()) return Annotate(status, cases[i].Name());
+    print(table.Row(outcome->cells));
+    rows.push_back(std::move(outcome->json));
+  }
+  return rows;
+}
+
 }  // namespace
 
-std::vector<std::string> ModeNames() {
-  std::vector<std::string> names;
-  names.reserve(kModes.size());
-  for (const Mode& mode : kModes) names.emplace_back(mode.name);
-  return names;
-}
+std::vector<std::string> ModeNames() { return NamesOf(Modes()); }
 
 absl::StatusOr<Options> OptionsOf(const BenchOptions& o) {
   if (absl::Status s = CheckShape(o); !s.ok()) return s;
-  const auto& mode = *std::ranges::find(kModes, o.measure, &Mode::name);
+  const auto& mode = *std::ranges::find(Modes(), o.measure, &Mode::name);
   if (absl::Status s = CheckLoad(o, mode); !s.ok()) return s;
   const auto memory = ParseMemorySides(o.memory);
   if (!memory.ok()) return memory.status();
@@ -118,6 +130,28 @@ absl::StatusOr<Options> OptionsOf(const BenchOptions& o) {
                   .json = o.json};
   options.title = TitleOf(options);
   return options;
+}
+
+absl::Status Run(const BenchOptions& given) {
+  const auto options = OptionsOf(given);
+  if (!options.ok()) return options.status();
+  const auto cases = CasesOf(*options);
+  if (!cases.ok()) return cases.status();
+  if (absl::Status s = CheckCases(*cases, *options); !s.ok()) return s;
+  RaiseDescriptorLimit();
+  auto target = TargetProcess::Start(*cases, *options);
+  if (!target.ok()) return target.status();
+  const auto rows = EachCase(*cases, *options, (*target)->channel());
+  absl::Status status = rows.ok() ? (*target)->End() : rows.status();
+  if (!status.ok()) return (*target)->Explain(status);
+  if (!options->json) {
+    std::puts("every byte of the first requests of each line verified");
+    return status;
+  }
+  const Json document = {
+      {"mode", options->mode->name}, {"backend", options->backend}, {"results", *rows}};
+  std::puts(DumpJson(document, 2).c_str());
+  return status;
 }
 
 }  // namespace kvxfer::cli::kv_bench

@@ -1,6 +1,9 @@
-// The values of --measure, each a mode, and the options of a run.
+// `kvxfer bench --prefill-tp N --decode-tp N`: KV caches of real models between two instances. The
+// values of --measure, each a mode, and the options of a run. docs/cli.md and docs/performance.md
+// describe the figures.
 //
 // Thread-safety: none.
+
 #ifndef KVXFER_CLI_BENCH_KV_MODES_H_
 #define KVXFER_CLI_BENCH_KV_MODES_H_
 
@@ -8,25 +11,29 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/cli/bench/plan.h"
-#include "src/cli/common/channel.h"
 #include "src/cli/common/json_util.h"
-#include "src/cli/common/memory_choice.h"
-#include "src/cli/common/shared_options.h"
+#include "src/cli/common/options.h"
+#include "src/cli/common/table.h"
+#include "src/cli/common/units.h"
 
 namespace kvxfer::cli::kv_bench {
 
 // The names of all modes.
 std::vector<std::string> ModeNames();
 
-struct Case;
-struct Options;
-
 // The most tokens that a request gets while it moves.
 inline constexpr uint64_t kMostMeanwhile = 128;
 
-// The table in modes.cc lists every mode.
+struct Case;
+struct Options;
+class Source;
+
+// The result of a case.
+using Outcome = ReportRow;
+
 struct Mode {
   const char* name = "";   // value of --measure, also in JSON
   const char* title = "";  // of the table
@@ -35,11 +42,19 @@ struct Mode {
   bool computes = false;   // simulates the computation of a layer or token for --layer-time
   bool alone = false;      // only rank 0 of prefill sends
   uint64_t fewest_tokens = 1;
-  bool two_sizes = false;  // measures one model with a quarter of the tokens and with all of them
-  // Prints the rows of a table as it goes, unless JSON was asked for, and returns them.
-  absl::StatusOr<Json> (*measure)(const std::vector<Case>& cases, const Options& options,
-                                  Channel& channel) = nullptr;
+  bool two_sizes = false;    // measures one model with a quarter of the tokens and with all of them
+  const char* columns = "";  // of the table
+  absl::StatusOr<Outcome> (*measure)(const Source& source, const Options& options) = nullptr;
 };
+
+// Requests between two instances, in turn with a plain Write of the same runs.
+Mode RateMode();
+// Requests layer by layer, while the next layer is computed.
+Mode StreamingMode();
+// A request that goes on while it moves, while other requests move too.
+Mode MigrationMode();
+// Memory that both processes retain after requests have ended.
+Mode MemoryMode();
 
 struct Options {
   const Mode* mode = nullptr;
@@ -62,18 +77,8 @@ struct Options {
 // InvalidArgument names the option that makes no sense.
 absl::StatusOr<Options> OptionsOf(const BenchOptions& o);
 
-// Requests between two instances, in turn with a plain Write of the same runs.
-absl::StatusOr<Json> MeasureRate(const std::vector<Case>& cases, const Options& options,
-                                 Channel& channel);
-// Requests layer by layer, while the next layer is computed.
-absl::StatusOr<Json> MeasureStreaming(const std::vector<Case>& cases, const Options& options,
-                                      Channel& channel);
-// A request that goes on while it moves, while other requests move too.
-absl::StatusOr<Json> MeasureMigration(const std::vector<Case>& cases, const Options& options,
-                                      Channel& channel);
-// Memory that both processes retain after requests have ended.
-absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases, const Options& options,
-                                           Channel& channel);
+// Runs everything and prints the results. This process must not have threads or agents yet.
+absl::Status Run(const BenchOptions& given);
 
 }  // namespace kvxfer::cli::kv_bench
 

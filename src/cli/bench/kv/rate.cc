@@ -6,12 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/bench/kv/each_case.h"
 #include "src/cli/bench/kv/modes.h"
 #include "src/cli/bench/kv/source.h"
-#include "src/cli/bench/kv/statistics.h"
 #include "src/cli/common/stats.h"
-#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
 
 namespace kvxfer::cli::kv_bench {
@@ -31,15 +28,14 @@ struct RateFigures {
   uint64_t bytes() const { return plan.bytes * targets; }
   double gb_per_s(Way way) const { return GbPerSecond(bytes(), Median(seconds[way])); }
   double p99(Way way) const { return Quantile(seconds[way], 0.99); }
-  Json ToJson(const Case& one) const;
-  std::vector<std::string> Cells(const Case& one) const;
+  Outcome Report(const Case& one) const;
 };
 
 class RateRun {
  public:
   explicit RateRun(const Source& source) : source_(source) {}
 
-  absl::StatusOr<RateFigures> Measure(Duration duration) {
+  absl::StatusOr<Outcome> Measure(Duration duration) {
     RateFigures figures{.targets = source_.shares().size()};
     for (const Share& share : source_.shares()) {
       SharePlan plan = source_.PlanOf(share);
@@ -56,7 +52,7 @@ class RateRun {
     while (figures.ratios.size() < kFewestTurns || MonotonicNanoseconds() < end) {
       if (absl::Status status = Turn(figures); !status.ok()) return status;
     }
-    return figures;
+    return figures.Report(source_.one());
   }
 
  private:
@@ -109,78 +105,49 @@ class RateRun {
   uint64_t requests_ = 0;
 };
 
-Json RateFigures::ToJson(const Case& one) const {
-  const auto json = [&](Way way) {
-    return Json{{"gb_per_s", gb_per_s(way)},
-                {"p50_ms", Median(seconds[way]) * 1e3},
-                {"p99_ms", p99(way) * 1e3}};
-  };
-  Json row = one.ToJson();
-  row.update({{"prefill_block_tokens", one.prefill.block_tokens},
-              {"decode_block_tokens", one.decode.block_tokens},
-              {"target_ranks", targets},
-              {"runs_per_rank", plan.runs},
-              {"smallest_run", plan.smallest},
-              {"largest_run", plan.largest},
-              {"bytes", bytes()},
-              {"list_ns_per_run", plan.list_ns},
-              {"plan_ns_per_run", plan.plan_ns},
-              {"turns", ratios.size()},
-              {"write_blocks", json(kReshard)},
-              {"plain", json(kPlain)},
-              {"plain_blocks", paged ? "paged" : "descriptors"},
-              {"ratio", Median(ratios)},
-              {"ratio_p99", Quantile(ratios, 0.01)}});
-  return row;
-}
-
-std::vector<std::string> RateFigures::Cells(const Case& one) const {
+Outcome RateFigures::Report(const Case& one) const {
   const std::string run =
       plan.smallest == plan.largest
           ? FormatBytes(plan.largest)
           : absl::StrCat(FormatBytes(plan.smallest), "-", FormatBytes(plan.largest));
-  return {one.model,
-          absl::StrCat(one.prefill.tp, ">", one.decode.tp),
-          absl::StrCat(one.prefill.order, ">", one.decode.order),
-          absl::StrCat(one.prefill.block_tokens, ">", one.decode.block_tokens),
-          absl::StrCat(targets),
-          absl::StrCat(plan.runs),
-          run,
-          FormatFixed(plan.list_ns, 2),
-          FormatFixed(plan.plan_ns, 1),
-          FormatFixed(gb_per_s(kReshard), 2),
-          FormatTime(p99(kReshard)),
-          FormatFixed(gb_per_s(kPlain), 2) + (paged ? "" : "d"),
-          FormatTime(p99(kPlain)),
-          FormatFixed(Median(ratios), 2),
-          FormatFixed(Quantile(ratios, 0.01), 2)};
+  Outcome row = one.Row();
+  row.json.update({{"prefill_block_tokens", one.prefill.block_tokens},
+                   {"decode_block_tokens", one.decode.block_tokens},
+                   {"smallest_run", plan.smallest},
+                   {"bytes", bytes()},
+                   {"turns", ratios.size()},
+                   {"plain_blocks", paged ? "paged" : "descriptors"}});
+  row.cells.push_back(absl::StrCat(one.prefill.order, ">", one.decode.order));
+  row.cells.push_back(absl::StrCat(one.prefill.block_tokens, ">", one.decode.block_tokens));
+  row.Count("target_ranks", targets);
+  row.Count("runs_per_rank", plan.runs);
+  row.Add("largest_run", plan.largest, run);
+  row.Number("list_ns_per_run", plan.list_ns, 2);
+  row.Number("plan_ns_per_run", plan.plan_ns, 1);
+  for (const Way way : {kReshard, kPlain}) {
+    row.json[way == kReshard ? "write_blocks" : "plain"] = {{"gb_per_s", gb_per_s(way)},
+                                                            {"p50_ms", Median(seconds[way]) * 1e3},
+                                                            {"p99_ms", p99(way) * 1e3}};
+    row.cells.push_back(FormatFixed(gb_per_s(way), 2) + (way == kReshard || paged ? "" : "d"));
+    row.cells.push_back(FormatTime(p99(way)));
+  }
+  row.Number("ratio", Median(ratios), 2);
+  row.Number("ratio_p99", Quantile(ratios, 0.01), 2);
+  return row;
 }
 
 }  // namespace
 
-absl::StatusOr<Json> MeasureRate(const std::vector<Case>& cases, const Options& options,
-                                 Channel& channel) {
-  const Table table({{"model", 15},
-                     {"tp", 5},
-                     {"layout", 9},
-                     {"block", 7},
-                     {"ranks", 5},
-                     {"runs/rank", 9},
-                     {"run", 9},
-                     {"list ns/run", 11},
-                     {"plan ns/run", 11},
-                     {"GB/s", 6},
-                     {"p99", 7},
-                     {"plain GB/s", 10},
-                     {"plain p99", 9},
-                     {"ratio", 5},
-                     {"p99 ratio", 9}});
-  return EachCase(cases, options, channel, table,
-                  [&](const Source& source) -> absl::StatusOr<Outcome> {
-                    const auto figures = RateRun(source).Measure(options.duration);
-                    if (!figures.ok()) return figures.status();
-                    return Outcome{figures->Cells(source.one()), figures->ToJson(source.one())};
-                  });
+Mode RateMode() {
+  return {.name = "rate",
+          .title = "requests beside a plain write of the same runs",
+          .alone = true,
+          .columns =
+              "model:15|tp:5|layout:9|block:7|ranks:5|runs/rank:9|run:9|list ns/run:11|"
+              "plan ns/run:11|GB/s:6|p99:7|plain GB/s:10|plain p99:9|ratio:5|p99 ratio:9",
+          .measure = [](const Source& source, const Options& options) {
+            return RateRun(source).Measure(options.duration);
+          }};
 }
 
 }  // namespace kvxfer::cli::kv_bench

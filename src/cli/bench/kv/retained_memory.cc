@@ -4,11 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/bench/kv/each_case.h"
 #include "src/cli/bench/kv/modes.h"
 #include "src/cli/bench/kv/source.h"
-#include "src/cli/bench/kv/statistics.h"
-#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
 
 namespace kvxfer::cli::kv_bench {
@@ -29,8 +26,7 @@ class RetainedMemoryRun {
   absl::StatusOr<Outcome> Measure() {
     const auto figures = Sample();
     if (!figures.ok()) return figures.status();
-    Json row = ToJson(*figures);
-    return Outcome{Cells(row), std::move(row)};
+    return Report(*figures);
   }
 
  private:
@@ -76,62 +72,49 @@ class RetainedMemoryRun {
     return absl::OkStatus();
   }
 
-  Json ToJson(const Figures& figures) const;
-  std::vector<std::string> Cells(const Json& row) const;
+  Outcome Report(const Figures& figures) const {
+    const Case& one = source_.one();
+    const uint32_t blocks = one.BlocksOf(one.prefill);
+    Outcome row = one.Row();
+    row.json.erase("prefill_layout");
+    row.json.erase("decode_layout");
+    row.json.update({{"layers", one.kv.layers}, {"blocks", blocks}, {"transfers", transfers_}});
+    row.cells.push_back(absl::StrCat(one.kv.layers, " x ", blocks));
+    row.cells.push_back(absl::StrCat(one.kv.layers * blocks));
+    for (size_t side = 0; side < 2; ++side) {
+      const double once = figures.warm.heap[side] - figures.small.heap[side];
+      const double each = (figures.end.heap[side] - figures.warm.heap[side]) / transfers_;
+      const double growth = figures.end.rss[side] - figures.warm.rss[side];
+      Outcome of;
+      of.Add("heap_first_bytes", once, FormatFixed(once / 1024, 1) + " KiB");
+      of.Add("heap_bytes_per_transfer", each, FormatFixed(each, 0) + " B");
+      of.Add("rss_growth_bytes", growth, FormatFixed(growth / 1024, 0) + " KiB");
+      row.json[side == 0 ? "prefill" : "decode"] = of.json;
+      row.cells.insert(row.cells.end(), of.cells.begin(), of.cells.end());
+    }
+    return row;
+  }
 
   const Source& source_;
   const uint32_t transfers_;
   uint64_t requests_ = 0;
 };
 
-Json RetainedMemoryRun::ToJson(const Figures& figures) const {
-  const Case& one = source_.one();
-  Json row = {{"model", one.model},         {"prefill_tp", one.prefill.tp},
-              {"decode_tp", one.decode.tp}, {"tokens", one.tokens},
-              {"layers", one.kv.layers},    {"blocks", one.BlocksOf(one.prefill)},
-              {"transfers", transfers_}};
-  for (size_t side = 0; side < 2; ++side) {
-    row[side == 0 ? "prefill" : "decode"] = {
-        {"heap_first_bytes", figures.warm.heap[side] - figures.small.heap[side]},
-        {"heap_bytes_per_transfer",
-         (figures.end.heap[side] - figures.warm.heap[side]) / transfers_},
-        {"rss_growth_bytes", figures.end.rss[side] - figures.warm.rss[side]}};
-  }
-  return row;
-}
-
-std::vector<std::string> RetainedMemoryRun::Cells(const Json& row) const {
-  const Case& one = source_.one();
-  const uint32_t blocks = one.BlocksOf(one.prefill);
-  std::vector<std::string> cells = {one.model, absl::StrCat(one.prefill.tp, ">", one.decode.tp),
-                                    absl::StrCat(one.kv.layers, " x ", blocks),
-                                    absl::StrCat(one.kv.layers * blocks)};
-  for (const char* side : {"prefill", "decode"}) {
-    const Json& of = row[side];
-    cells.push_back(FormatFixed(GetNumber(of, "heap_first_bytes") / 1024, 1) + " KiB");
-    cells.push_back(FormatFixed(GetNumber(of, "heap_bytes_per_transfer"), 0) + " B");
-    cells.push_back(FormatFixed(GetNumber(of, "rss_growth_bytes") / 1024, 0) + " KiB");
-  }
-  return cells;
-}
-
 }  // namespace
 
-absl::StatusOr<Json> MeasureRetainedMemory(const std::vector<Case>& cases, const Options& options,
-                                           Channel& channel) {
-  const Table table({{"model", 15},
-                     {"tp", 5},
-                     {"layers x blocks", 15},
-                     {"product", 8},
-                     {"prefill: heap once", 18},
-                     {"heap/request", 12},
-                     {"RSS growth", 10},
-                     {"decode: heap once", 17},
-                     {"heap/request", 12},
-                     {"RSS growth", 10}});
-  return EachCase(cases, options, channel, table, [&](const Source& source) {
-    return RetainedMemoryRun(source, options.iters).Measure();
-  });
+Mode MemoryMode() {
+  // One model: a thousand requests of each model would take minutes and show the same.
+  return {.name = "memory",
+          .title = "memory retained after requests have ended",
+          .iters = 1000,
+          .unit = "requests",
+          .two_sizes = true,
+          .columns =
+              "model:15|tp:5|layers x blocks:15|product:8|prefill: heap once:18|heap/request:12|"
+              "RSS growth:10|decode: heap once:17|heap/request:12|RSS growth:10",
+          .measure = [](const Source& source, const Options& options) {
+            return RetainedMemoryRun(source, options.iters).Measure();
+          }};
 }
 
 }  // namespace kvxfer::cli::kv_bench

@@ -3,22 +3,82 @@
 //
 // Thread-safety: any thread may call Write, Post, WaitAll and the accessors. The other functions
 // use the channel to the target: one thread.
+
 #ifndef KVXFER_CLI_BENCH_KV_SOURCE_H_
 #define KVXFER_CLI_BENCH_KV_SOURCE_H_
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/agent.h"
 #include "src/cli/bench/kv/kv_case.h"
-#include "src/cli/bench/kv/rank.h"
-#include "src/cli/bench/kv/share_plan.h"
 #include "src/cli/common/channel.h"
+#include "src/core/kv/kv_block_list.h"
 
 namespace kvxfer::cli::kv_bench {
+
+struct PlanFigures {
+  uint64_t runs = 0;
+  uint64_t bytes = 0;
+  uint64_t smallest = 0;  // bytes in a run
+  uint64_t largest = 0;
+  // Medians in nanoseconds per run: the time to list a request, and the time to list it and walk
+  // its runs, which is all planning before bytes move.
+  double list_ns = 0;
+  double plan_ns = 0;
+};
+
+// The runs of a request in the order in which WriteBlocks sends them, each as a block: in a paged
+// region for each layer if all runs have the same size, else as descriptors.
+struct PlainBlocks {
+  std::vector<PagedRegion> local{};
+  std::vector<PagedRegion> remote{};
+  std::vector<uint32_t> local_ids{};
+  std::vector<uint32_t> remote_ids{};
+  std::vector<Descriptor> from{};
+  std::vector<Descriptor> to{};
+
+  bool paged() const { return from.empty(); }
+  absl::StatusOr<Transfer> Write(Agent& agent, const std::string& peer,
+                                 const TransferOptions& options) const;
+};
+
+// The data that a prefill rank sends to a decode rank, planned as Agent::WriteBlocks plans it: its
+// runs, the time to plan them, and the same runs as blocks for Agent::Write. Thread-safety: none.
+class SharePlan {
+ public:
+  // `one` must outlive this object. The caches' memory begins at the bases.
+  SharePlan(const Case& one, const Share& share, const KvLayout& own, uint64_t own_base,
+            const KvLayout& theirs, uint64_t their_base);
+
+  absl::StatusOr<PlanFigures> Measure();
+  absl::StatusOr<PlainBlocks> Plain();
+
+ private:
+  absl::StatusOr<BlockList> List(uint32_t layers);
+  template <typename Visit>
+  void Walk(const BlockList& list, Visit visit);
+  absl::StatusOr<std::vector<kvxfer::Run>> RunsOfOneLayer();
+
+  const Case& one_;
+  const KvHeads heads_;
+  const KvLayout own_;
+  const KvLayout theirs_;
+  const std::vector<uint64_t> own_tensors_;
+  const std::vector<uint64_t> their_tensors_;
+  const std::vector<uint32_t> own_ids_;
+  const std::vector<uint32_t> their_ids_;
+  const RegionTable own_table_;
+  const RegionTable their_table_;
+  IdPool pool_;
+};
 
 class Source {
  public:
@@ -82,6 +142,53 @@ class Source {
   std::vector<std::string> group_;  // their names
   std::vector<uint32_t> local_ids_;
   std::vector<uint32_t> remote_ids_;
+};
+
+// --- The decode instance: all of its ranks in one process. It obeys commands of the prefill
+// process, which come over a channel. Thread-safety: one thread at a time.
+
+// The longest wait for one answer or transfer.
+inline constexpr Duration kPatience = std::chrono::minutes(1);
+
+// The memory of this process now, in bytes: `heap`, in use of malloc, and `rss`, resident.
+Json MemoryJson();
+
+// Runs until the command "end". Commands are objects with a field "do":
+//   open{case, prefill}      creates the ranks of case number `case` and adds the agents with the
+//                            metadata in the list `prefill`; answers with `ranks`, a list of
+//                            {name, metadata, base}
+//   clear                    zeros the caches
+//   check{rank, first, heads}  compares the content of these heads in a rank's cache
+//   wait{request, layers}    waits until the first `layers` layers of the request have arrived at
+//                            every rank that takes part; answers with `at`, the time of the
+//                            steady clock in nanoseconds
+//   forget{request}          drops the request, its notifications and its events
+//   memory                   answers with MemoryJson
+//   close                    destroys the ranks
+absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const Options& options);
+
+// Runs ServeTarget in a fork of this process, which must not have threads or agents yet, or in a
+// thread for the backend loopback. The arguments of Start must outlive it.
+class TargetProcess {
+ public:
+  static absl::StatusOr<std::unique_ptr<TargetProcess>> Start(const std::vector<Case>& cases,
+                                                              const Options& options);
+  ~TargetProcess();
+  TargetProcess(const TargetProcess&) = delete;
+  TargetProcess& operator=(const TargetProcess&) = delete;
+
+  Channel& channel() { return process_ ? process_->channel() : channel_; }
+  // Sends "end" and waits for the end.
+  absl::Status End();
+  // If the process was lost, says how; else returns `status`.
+  absl::Status Explain(const absl::Status& status);
+
+ private:
+  TargetProcess() = default;
+
+  std::optional<WorkerProcess> process_;
+  Channel channel_;  // to the thread
+  std::jthread thread_;
 };
 
 }  // namespace kvxfer::cli::kv_bench

@@ -3,15 +3,11 @@
 
 #include <array>
 #include <atomic>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/cli/bench/kv/each_case.h"
 #include "src/cli/bench/kv/modes.h"
 #include "src/cli/bench/kv/source.h"
-#include "src/cli/bench/kv/statistics.h"
 #include "src/cli/common/stats.h"
-#include "src/cli/common/table.h"
 #include "src/cli/common/units.h"
 
 namespace kvxfer::cli::kv_bench {
@@ -40,8 +36,7 @@ struct StreamFigures {
   std::vector<double> layer_us{};    // to transfer one layer by itself
   std::array<StreamWay, kWays> ways{};
 
-  Json ToJson(const Case& one, Duration layer_time) const;
-  std::vector<std::string> Cells(const Case& one, size_t sources) const;
+  Outcome Report(const Source& source, int64_t layer_ns) const;
 };
 
 double Us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
@@ -51,7 +46,7 @@ class StreamRun {
   StreamRun(const Source& source, const Options& options)
       : source_(source), layer_ns_(options.layer_time.count()), rounds_(options.iters) {}
 
-  absl::StatusOr<StreamFigures> Measure() {
+  absl::StatusOr<Outcome> Measure() {
     StreamFigures figures;
     // Connects, touches all memory, and lets CheckTarget compare what arrived.
     for (uint32_t i = 0; i < 2; ++i) {
@@ -62,7 +57,7 @@ class StreamRun {
     for (uint32_t i = 0; i < rounds_; ++i) {
       if (absl::Status status = Turn(figures); !status.ok()) return status;
     }
-    return figures;
+    return figures.Report(source_, layer_ns_);
   }
 
  private:
@@ -142,74 +137,47 @@ class StreamRun {
   uint64_t requests_ = 0;
 };
 
-Json StreamFigures::ToJson(const Case& one, Duration layer_time) const {
-  const auto of = [&](ReadyBy way) {
-    return Json{{"post_us", Median(ways[way].post_us)},
-                {"last_layer_us", Median(ways[way].last_us)},
-                {"exposed_layers", Median(ways[way].exposed)},
-                {"exposed_layers_p99", Quantile(ways[way].exposed, 0.99)}};
-  };
-  Json row = one.ToJson();
-  row.update({{"layers", one.kv.layers},
-              {"layer_compute_us", Us(layer_time.count())},
-              {"rounds", layer_us.size()},
-              {"compute_us", Median(compute_us)},
-              {"waited_for_cpu_us", Median(waited_us)},
-              {"one_layer_us", Median(layer_us)},
-              {"one_layer_p99_us", Quantile(layer_us, 0.99)},
-              {"calls", of(kCalls)},
-              {"flags", of(kFlags)}});
-  return row;
-}
-
-std::vector<std::string> StreamFigures::Cells(const Case& one, size_t sources) const {
-  const double compute = Median(compute_us) / one.kv.layers;
-  std::vector<std::string> cells = {one.model,
-                                    absl::StrCat(one.prefill.tp, ">", one.decode.tp),
-                                    absl::StrCat(sources),
-                                    absl::StrCat(one.kv.layers),
-                                    FormatTime(Median(compute_us) / 1e6),
-                                    FormatTime(Median(waited_us) / 1e6),
-                                    FormatTime(Median(layer_us) / 1e6)};
-  for (const StreamWay& way : ways) {
-    cells.push_back(FormatTime(Median(way.post_us) / 1e6));
-    cells.push_back(FormatTime(Median(way.last_us) / 1e6));
-    cells.push_back(FormatFixed(Median(way.exposed), 2));
-    cells.push_back(FormatFixed(Quantile(way.exposed, 0.99), 2));
+Outcome StreamFigures::Report(const Source& source, int64_t layer_ns) const {
+  const uint32_t layers = source.one().kv.layers;
+  Outcome row = source.one().Row();
+  row.json["layer_compute_us"] = Us(layer_ns);
+  row.json["rounds"] = layer_us.size();
+  row.json["one_layer_p99_us"] = Quantile(layer_us, 0.99);
+  row.cells.push_back(absl::StrCat(source.ranks().size()));
+  row.Count("layers", layers);
+  row.Time("compute_us", Median(compute_us));
+  row.Time("waited_for_cpu_us", Median(waited_us));
+  row.Time("one_layer_us", Median(layer_us));
+  for (const ReadyBy way : {kCalls, kFlags}) {
+    Outcome of;
+    of.Time("post_us", Median(ways[way].post_us));
+    of.Time("last_layer_us", Median(ways[way].last_us));
+    of.Number("exposed_layers", Median(ways[way].exposed), 2);
+    of.Number("exposed_layers_p99", Quantile(ways[way].exposed, 0.99), 2);
+    row.json[way == kCalls ? "calls" : "flags"] = of.json;
+    row.cells.insert(row.cells.end(), of.cells.begin(), of.cells.end());
   }
-  const bool bound = Median(layer_us) > compute;
+  const bool bound = Median(layer_us) > Median(compute_us) / layers;
   const bool within = Median(ways[kFlags].exposed) <= kGoal;
-  cells.emplace_back(bound ? "transfer-bound" : within ? "yes" : "no");
-  return cells;
+  row.cells.emplace_back(bound ? "transfer-bound" : within ? "yes" : "no");
+  return row;
 }
 
 }  // namespace
 
-absl::StatusOr<Json> MeasureStreaming(const std::vector<Case>& cases, const Options& options,
-                                      Channel& channel) {
-  const Table table({{"model", 15},
-                     {"tp", 5},
-                     {"sources", 7},
-                     {"layers", 6},
-                     {"compute", 7},
-                     {"CPU wait", 8},
-                     {"one layer", 9},
-                     {"calls: posting", 14},
-                     {"last layer", 10},
-                     {"exposed", 7},
-                     {"p99", 5},
-                     {"flags: posting", 14},
-                     {"last layer", 10},
-                     {"exposed", 7},
-                     {"p99", 5},
-                     {"within 1.3", 14}});
-  return EachCase(cases, options, channel, table,
-                  [&](const Source& source) -> absl::StatusOr<Outcome> {
-                    const auto figures = StreamRun(source, options).Measure();
-                    if (!figures.ok()) return figures.status();
-                    return Outcome{figures->Cells(source.one(), source.ranks().size()),
-                                   figures->ToJson(source.one(), options.layer_time)};
-                  });
+Mode StreamingMode() {
+  return {.name = "streaming",
+          .title = "requests layer by layer, while the next layer is computed",
+          .iters = 30,
+          .unit = "rounds",
+          .computes = true,
+          .columns =
+              "model:15|tp:5|sources:7|layers:6|compute:7|CPU wait:8|one layer:9|"
+              "calls: posting:14|last layer:10|exposed:7|p99:5|"
+              "flags: posting:14|last layer:10|exposed:7|p99:5|within 1.3:14",
+          .measure = [](const Source& source, const Options& options) {
+            return StreamRun(source, options).Measure();
+          }};
 }
 
 }  // namespace kvxfer::cli::kv_bench

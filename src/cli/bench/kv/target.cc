@@ -1,13 +1,10 @@
-#include "src/cli/bench/kv/target.h"
-
 #include <algorithm>
-#include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "src/cli/bench/kv/rank.h"
-#include "src/cli/bench/kv/statistics.h"
-#include "src/cli/common/agent_setup.h"
+#include "src/cli/bench/kv/kv_case.h"
+#include "src/cli/bench/kv/source.h"
+#include "src/cli/bench/workers.h"
+#include "src/cli/common/bootstrap.h"
 #include "src/cli/common/json_util.h"
 #include "src/cli/common/stats.h"
 #include "src/core/base/strings.h"
@@ -57,9 +54,7 @@ class Target {
                        {"metadata", ToHex(*metadata)},
                        {"base", ranks_[i].base()}});
       for (const Json& prefill : command["prefill"]) {
-        const auto peer_metadata = GetHex(prefill, "metadata");
-        if (!peer_metadata.ok()) return peer_metadata.status();
-        if (auto s = ranks_[i].agent().AddPeer(*peer_metadata).status(); !s.ok()) return s;
+        if (auto s = AddPeerOf(prefill, ranks_[i].agent()); !s.ok()) return s.status();
       }
     }
     return Json{{"ranks", ranks}};
@@ -120,6 +115,8 @@ class Target {
 
 }  // namespace
 
+Json MemoryJson() { return {{"heap", HeapBytes()}, {"rss", RssBytes()}}; }
+
 absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const Options& options) {
   Target target(cases, options);
   // The prefill process may be busy between two commands.
@@ -132,6 +129,52 @@ absl::Status ServeTarget(Channel channel, const std::vector<Case>& cases, const 
     if (!sent.ok()) return sent;
     if (GetString(*command, "do") == "end") return absl::OkStatus();
   }
+}
+
+absl::StatusOr<std::unique_ptr<TargetProcess>> TargetProcess::Start(const std::vector<Case>& cases,
+                                                                    const Options& options) {
+  constexpr const char* kRole = "the decode process";
+  std::unique_ptr<TargetProcess> target(new TargetProcess);
+  const auto serve = [&cases, &options](Channel channel) {
+    return ServeTarget(std::move(channel), cases, options);
+  };
+  if (!options.one_process()) {
+    auto process = WorkerProcess::Fork(kRole, [&serve](Channel channel) {
+      // Only the parent logs for the user; it sees the same losses.
+      ExpectPeersToLeave();
+      return serve(std::move(channel));
+    });
+    if (!process.ok()) return process.status();
+    target->process_ = *std::move(process);
+    return target;
+  }
+  auto ends = ChannelEnds();
+  if (!ends.ok()) return ends.status();
+  auto& [ours, theirs] = *ends;
+  target->channel_ = Channel(std::move(ours), kRole);
+  target->thread_ =
+      std::jthread([serve, channel = Channel(std::move(theirs), "the prefill side")]() mutable {
+        // An error was sent to the other side, or the other side has closed.
+        (void)serve(std::move(channel));
+      });
+  return target;
+}
+
+TargetProcess::~TargetProcess() {
+  channel_.Shutdown();  // the thread finds it closed and ends
+}
+
+absl::Status TargetProcess::End() {
+  const auto answer = channel().Call({{"do", "end"}}, kPatience);
+  if (!answer.ok()) return answer.status();
+  return process_ ? process_->Join(kPatience) : absl::OkStatus();
+}
+
+absl::Status TargetProcess::Explain(const absl::Status& status) {
+  if (!process_ || !(absl::IsUnavailable(status) || absl::IsAborted(status))) return status;
+  WorkerProcess* const process = &*process_;
+  const absl::Status ended = FindEnded({&process, 1});
+  return ended.ok() ? status : BrokenOff(ended);
 }
 
 }  // namespace kvxfer::cli::kv_bench

@@ -14,12 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "src/cli/bench/group.h"
 #include "src/cli/bench/kv_trace.h"
 #include "src/cli/bench/loop.h"
 #include "src/cli/bench/plan.h"
-#include "src/cli/bench/timeline.h"
-#include "src/cli/common/latency_histogram.h"
+#include "src/cli/bench/workers.h"
 #include "src/cli/common/stats.h"
 #include "tests/support/scale.h"
 

@@ -12,8 +12,6 @@
 
 #include "src/cli/common/kv_cache.h"
 #include "src/cli/common/kv_model.h"
-#include "src/cli/common/pattern.h"
-#include "src/cli/common/scatter.h"
 #include "src/cli/demo/demo.h"
 
 namespace kvxfer::cli {

@@ -15,7 +15,7 @@
 
 #include "src/cli/common/bootstrap.h"
 #include "src/cli/common/json_util.h"
-#include "src/cli/common/session_note.h"
+#include "src/cli/common/peer_service.h"
 
 namespace kvxfer::cli {
 namespace {

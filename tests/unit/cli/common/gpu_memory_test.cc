@@ -1,8 +1,6 @@
 // GPU memory of the program's caches, over the stand-in CUDA driver: checks read the real content,
 // and writes of the CPU change no other bytes.
 
-#include "src/cli/common/gpu_memory.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/bench/device_copy.h"
+#include "src/cli/bench/report.h"
 #include "src/cli/common/cache_memory.h"
 #include "src/cli/common/kv_cache.h"
-#include "src/cli/demo/memory.h"
+#include "src/cli/demo/demo.h"
 #include "tests/unit/cuda/test_util.h"
 
 namespace kvxfer::cli {

@@ -1,7 +1,5 @@
 // The values of --memory, and the memory that each side gets.
 
-#include "src/cli/demo/memory.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +9,8 @@
 
 #include "src/cli/bench/plan.h"
 #include "src/cli/common/cache_memory.h"
-#include "src/cli/common/memory_choice.h"
+#include "src/cli/common/units.h"
+#include "src/cli/demo/demo.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "src/cli/common/exit_status.h"
-#include "src/cli/common/host_port.h"
 #include "src/cli/common/stats.h"
 #include "src/cli/common/table.h"
 #include "src/cli/common/units.h"

@@ -1,7 +1,5 @@
 // The content check of `kvxfer demo` finds every wrong byte.
 
-#include "src/cli/demo/content.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>

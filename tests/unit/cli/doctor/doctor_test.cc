@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "src/cli/doctor/view.h"
 #include "src/cli/topo/sysfs_tree.h"
 #include "tests/unit/cli/doctor/host.h"
 

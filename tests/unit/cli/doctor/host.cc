@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "src/cli/doctor/view.h"
+#include "src/cli/doctor/doctor.h"
 #include "src/cli/topo/sysfs_tree.h"
 #include "src/cli/topo/topology_fixture.h"
 #include "src/core/topology/port_selector.h"

@@ -1,11 +1,11 @@
 // `kvxfer doctor host:port`: paths with rails that are down, and backends that reach nothing.
 
-#include "src/cli/doctor/peer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "src/cli/doctor/doctor.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -8,9 +8,7 @@
 #include <vector>
 
 #include "src/cli/common/command_line.h"
-#include "src/cli/reference/completion.h"
 #include "src/cli/reference/describe.h"
-#include "src/cli/reference/man.h"
 
 namespace kvxfer::cli {
 namespace {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "src/cli/topo/topology_fixture.h"
-#include "src/cli/topo/topology_source.h"
 #include "src/core/topology/port_selector.h"
 #include "src/transport/host/topology_sysfs.h"
 

@@ -10,10 +10,8 @@
 #include <vector>
 
 #include "src/cli/topo/report.h"
-#include "src/cli/topo/sysfs_copy.h"
 #include "src/cli/topo/sysfs_tree.h"
 #include "src/cli/topo/topology_fixture.h"
-#include "src/cli/topo/topology_source.h"
 #include "src/core/base/sysfs.h"
 #include "src/core/topology/rails.h"
 #include "src/transport/host/topology_sysfs.h"
