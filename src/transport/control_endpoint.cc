@@ -75,19 +75,21 @@ void ControlEndpoint::FollowDialler() {
   OnWelcome();
 }
 
-void ControlEndpoint::GoUp() {
+void ControlEndpoint::SetUp() {
   state_ = State::kUp;
   up_by_.reset();
   Reschedule();
+}
+
+void ControlEndpoint::GoUp() {
+  SetUp();
   Say(EventKind::kConnected);
 }
 
 void ControlEndpoint::OnReported() {
   SetUserTimeout(control_.fd(), Dialler::kUserTimeoutMs);
   TuneIfLocal(control_.fd());
-  state_ = State::kUp;
-  up_by_.reset();
-  Reschedule();
+  SetUp();
   SayHello();
   Activate();
 }
@@ -134,7 +136,7 @@ void ControlEndpoint::OnGreetingDeadline() {
 }
 
 bool ControlEndpoint::HasWork() const {
-  if (state_ == State::kUp || (greeting() && connecting())) {
+  if (in_use()) {
     if (control_.sending() && control_.writable()) return true;
     return HasFrames() || HasDataWork();
   }
@@ -153,7 +155,7 @@ void ControlEndpoint::Work() {
     dialler_->Work();
     FollowDialler();
   }
-  if (!up() && !(greeting() && connecting())) return;
+  if (!in_use()) return;
   if (absl::Status sent = control_.Flush(); !sent.ok()) return Fail(sent);
   Turn();
 }

@@ -77,7 +77,7 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   virtual void EndData(const absl::Status& why) = 0;
   // True if no byte can be written or read through this endpoint any more.
   virtual bool IsQuiet() const = 0;
-  // Called while greeting() or up() only, as are the next three.
+  // The next four are not called while dialling, nor once down().
   virtual std::optional<Time> DataDeadline() const { return std::nullopt; }
   virtual void OnDataDeadline(Time /*now*/) {}
   // One turn, after what waits was sent: handles frames, and lets the data do its work.
@@ -115,9 +115,9 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   ControlStream& control() { return control_; }
   // Bytes of messages and frames that wait for the control stream.
   size_t unsent() const { return control_.queued_bytes(); }
-  // Handles the frames that have arrived, and reports the messages among them; `look`: also reads
-  // the socket if no event said that it is readable. True: all of them were handled, and none of
-  // this Poll's was a message. The agent must see a message before data that comes after it.
+  // Handles the frames that have arrived, and reports the messages among them. `look`: reads the
+  // socket even if no event said that it is readable. True: all frames were handled, and none was a
+  // message in this Poll. The agent must see a message before data that comes after it.
   bool ReceiveFrames(bool look = false);
   // One of its messages was reported in this Poll.
   bool MessagesReported() const { return message_poll_ == hub_->poll_number(); }
@@ -138,7 +138,11 @@ class ControlEndpoint : public Endpoint, public StreamClient {
  private:
   enum class State : uint8_t { kDialling, kGreeting, kUp, kDown };
 
+  // The control stream carries frames in both directions.
+  bool in_use() const { return up() || (greeting() && connecting()); }
+  void SetUp();
   void FollowDialler();
+  // Whether frames have arrived, or may have, and need not wait.
   bool HasFrames() const;
   bool Take(const ControlStream::Frame& frame);
 

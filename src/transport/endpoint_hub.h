@@ -116,8 +116,9 @@ class EndpointHub final : private Listener::Acceptor {
   const std::vector<ControlEndpoint*>& endpoints() const { return endpoints_; }
   // Counts the calls of Begin.
   uint64_t poll_number() const { return poll_number_; }
-  // The deadline of one endpoint may have changed; of some endpoints: asks all of them.
+  // The deadline of `endpoint` may have changed.
   void Reschedule(ControlEndpoint* endpoint);
+  // Deadlines of endpoints may have changed: the next SetTimer asks all of them.
   void TimersChanged() { ask_all_ = true; }
   void Activate(ControlEndpoint* endpoint);
   // A message has arrived over `endpoint`: another one may follow soon.

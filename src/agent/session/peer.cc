@@ -104,10 +104,7 @@ void Peer::Cancel(uint64_t id, const absl::Status& why) {
   if (auto it = active_.find(id); it != active_.end()) {
     Outbound& outbound = it->second;
     if (outbound.published) return;
-    const Time give_up =
-        std::min(outbound.record->deadline, Now() + runtime_->options.cancel_grace);
-    BeginEnd(outbound, TransferState::kCancelled, why, give_up);
-    return;
+    return EndSoon(outbound, TransferState::kCancelled, why);
   }
   if (const TransferPtr record = queue_.Remove(id)) {
     FailQueued(record, TransferState::kCancelled, why);

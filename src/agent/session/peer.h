@@ -379,8 +379,10 @@ class Peer {
   void OnCompletion(Link& link, uint64_t op, const absl::Status& status);
   absl::Status OpFailed(const Outbound& outbound, const absl::Status& status) const;
   void Advance(Outbound& outbound);
+  void OnNoOps(Outbound& outbound);
   bool FetchHeld(Outbound& outbound);
   void BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up);
+  void EndSoon(Outbound& outbound, TransferState state, absl::Status why);
   static Time EndsBy(const Outbound& outbound);
   void AdvanceEnd(Outbound& outbound, Time now);
   void Publish(Outbound& outbound, TransferState state, absl::Status status, Delivery delivery,

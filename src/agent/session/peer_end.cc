@@ -24,10 +24,7 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
     record.until = Now() + kExplainWithin;
   }
   if (fatal) {
-    const Time give_up = Now() + runtime_->options.cancel_grace;
-    BeginEnd(outbound, TransferState::kFailed, OpFailed(outbound, status),
-             std::min(outbound.record->deadline, give_up));
-    return;
+    return EndSoon(outbound, TransferState::kFailed, OpFailed(outbound, status));
   }
   if (outbound.ops > 0) return;
   if (outbound.published) {
@@ -35,11 +32,13 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
     runtime_->memory.Unuse(*outbound.record->local, outbound.record->blocks.local_regions());
     ClearQuarantine(outbound.record, outbound.arrived);
   }
-  if (outbound.ending) {
-    AdvanceEnd(outbound, Now());
-  } else {
-    Advance(outbound);
-  }
+  OnNoOps(outbound);
+}
+
+// The last of its ops has ended. May erase `outbound`.
+void Peer::OnNoOps(Outbound& outbound) {
+  if (outbound.ending) return AdvanceEnd(outbound, Now());
+  Advance(outbound);
 }
 
 absl::Status Peer::OpFailed(const Outbound& outbound, const absl::Status& status) const {
@@ -136,6 +135,12 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
     ReturnCredit(outbound.record->options);
   }
   AdvanceEnd(outbound, now);
+}
+
+// The same, with the time that a cancelled transfer gets.
+void Peer::EndSoon(Outbound& outbound, TransferState state, absl::Status why) {
+  BeginEnd(outbound, state, std::move(why),
+           std::min(outbound.record->deadline, Now() + runtime_->options.cancel_grace));
 }
 
 // When an end is to be published at the latest, as far as it hangs on time.

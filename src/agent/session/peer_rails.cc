@@ -200,10 +200,8 @@ void Peer::ClearSuspicion(Link& link, uint32_t rail) {
     if (!outbound.ending && !outbound.arrived) failed.emplace_back(&outbound, op->status);
     outbound.unexplained.erase(op);
   }
-  const Time now = Now();
   for (auto& [outbound, status] : failed) {
-    BeginEnd(*outbound, TransferState::kFailed, OpFailed(*outbound, status),
-             std::min(outbound->record->deadline, now + runtime_->options.cancel_grace));
+    EndSoon(*outbound, TransferState::kFailed, OpFailed(*outbound, status));
   }
 }
 

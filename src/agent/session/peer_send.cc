@@ -262,11 +262,9 @@ std::optional<Peer::Turn> Peer::HeldBack(Outbound& outbound) {
   if (record.after == nullptr) return std::nullopt;
   const auto passed = points_.Passed(*record.after);
   if (passed.ok()) return *passed ? std::nullopt : std::optional(Turn::kBlocked);
-  const Time give_up = Now() + runtime_->options.cancel_grace;
-  BeginEnd(
+  EndSoon(
       outbound, TransferState::kFailed,
-      Annotate(passed.status(), absl::StrCat("transfer ", record.id, " to peer ", metadata_.name)),
-      std::min(record.deadline, give_up));
+      Annotate(passed.status(), absl::StrCat("transfer ", record.id, " to peer ", metadata_.name)));
   return Turn::kEnded;
 }
 

@@ -182,18 +182,11 @@ void Peer::OnStaged(uint64_t op, const absl::Status& status) {
   runtime_->ops.Release(op);
   --outbound.ops;
   if (!status.ok() && !outbound.ending) {
-    const Time give_up = Now() + runtime_->options.cancel_grace;
-    BeginEnd(outbound, TransferState::kFailed,
-             Annotate(status, absl::StrCat("transfer ", outbound.record->id, " to peer ",
-                                           metadata_.name, ", staged")),
-             std::min(outbound.record->deadline, give_up));
-    return;
-  }
-  if (outbound.ops > 0) return;
-  if (outbound.ending) {
-    AdvanceEnd(outbound, Now());
-  } else {
-    Advance(outbound);
+    EndSoon(outbound, TransferState::kFailed,
+            Annotate(status, absl::StrCat("transfer ", outbound.record->id, " to peer ",
+                                          metadata_.name, ", staged")));
+  } else if (outbound.ops == 0) {
+    OnNoOps(outbound);
   }
 }
 

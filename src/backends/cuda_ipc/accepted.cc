@@ -61,8 +61,9 @@ absl::Status CudaIpcAcceptedEndpoint::WatchProcess(uint32_t pid, uint64_t start_
   auto process = PeerProcess::Open(backend_->host(), pid, start_time);
   if (!process.ok()) return process.status();
   auto watch = ProcessWatch::Begin(&reactor(), *std::move(process));
-  if (watch.ok()) process_ = *std::move(watch);
-  return watch.status();
+  if (!watch.ok()) return watch.status();
+  process_ = *std::move(watch);
+  return absl::OkStatus();
 }
 
 absl::Status CudaIpcAcceptedEndpoint::OnFrame(std::span<const std::byte> /*frame*/) {

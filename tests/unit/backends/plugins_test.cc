@@ -135,7 +135,7 @@ constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 INSTANTIATE_TEST_SUITE_P(
     All, PluginRefusals,
     ::testing::Values(
-        Refusal{"other_abi", kUnavailable, {"9.8.7", "interface 4", kVersion, "same version"}},
+        Refusal{"other_abi", kUnavailable, {"9.8.7", "interface 5", kVersion, "same version"}},
         Refusal{"other_version", kUnavailable, {"0.0.1", kVersion, "same version"}},
         Refusal{"other_toolchain", kUnavailable, {"g++ 4, old strings", "build both with one"}},
         Refusal{"other_magic", kUnavailable, {"no plugin of kvxfer", "remove it"}},

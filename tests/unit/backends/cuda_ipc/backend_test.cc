@@ -359,7 +359,7 @@ TEST(CudaIpcBackend, OpsThatBreakTheRulesMoveNothing) {
   Piece single = outside;
   single.bytes = 1;
   EXPECT_TRUE(Fails(ends(std::vector<Piece>(cuda_ipc::kMaxOpPieces, single)),
-                    absl::StatusCode::kInvalidArgument, {"8193 runs"}));
+                    absl::StatusCode::kInvalidArgument, {"8193 pieces"}));
   EXPECT_EQ(FirstNonZero(joined.to.bytes()), kNoMismatch);
 }
 

@@ -89,19 +89,19 @@ TEST(VerbsParts, AKeyReachesToTheEndOfItsPart) {
 
 // --- the key of a region in parts ---------------------------------------------------------------
 
-class Blob {
+class KeyBytes {
  public:
-  Blob& U8(unsigned v) {
+  KeyBytes& U8(unsigned v) {
     bytes_.push_back(static_cast<char>(v));
     return *this;
   }
-  Blob& U32(uint32_t v) {
+  KeyBytes& U32(uint32_t v) {
     std::byte raw[4];
     wire::StoreLittle<uint32_t>(raw, v);
     bytes_.append(reinterpret_cast<const char*>(raw), sizeof(raw));
     return *this;
   }
-  Blob& U64(uint64_t v) {
+  KeyBytes& U64(uint64_t v) {
     std::byte raw[8];
     wire::StoreLittle<uint64_t>(raw, v);
     bytes_.append(reinterpret_cast<const char*>(raw), sizeof(raw));
@@ -117,8 +117,8 @@ constexpr RemoteRegion kPartsRegion{
     .id = RegionId{7}, .rkey = 0x01020304, .base = kBase, .bytes = 2 * 100 + 50};
 
 // Two devices, 3 (penalty 1) and 9; two parts of 100 bytes and one of 50.
-Blob KeyInParts() {
-  Blob blob;
+KeyBytes KeyInParts() {
+  KeyBytes blob;
   blob.U8(3).U32(kPartsRegion.rkey).U8(2).U32(2);
   blob.U8(3 | 1 << 6).U8(9);
   blob.U32(2).U64(100).U32(1).U64(50);
@@ -157,13 +157,13 @@ TEST(VerbsParts, WhatIsCutOffOrDoesNotAddUpIsRefused) {
     EXPECT_TRUE(refused(other, whole)) << bytes;
   }
   // So many that there would be no end.
-  Blob endless;
+  KeyBytes endless;
   endless.U8(3).U32(kPartsRegion.rkey).U8(1).U32(1).U8(3).U32(UINT32_MAX).U64(1);
   EXPECT_TRUE(refused(kPartsRegion, endless.get()));
-  Blob none;
+  KeyBytes none;
   none.U8(3).U32(kPartsRegion.rkey).U8(0).U32(0);
   EXPECT_TRUE(refused(kPartsRegion, none.get()));
-  Blob empty;
+  KeyBytes empty;
   empty.U8(3).U32(kPartsRegion.rkey).U8(1).U32(1).U8(3).U32(1).U64(0).U32(5);
   EXPECT_TRUE(refused(kPartsRegion, empty.get()));
 }
