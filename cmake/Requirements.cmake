@@ -34,14 +34,20 @@ function(kvxfer_end_where_missing)
     return()
   endif()
   set(flag "")
+  set(without_python "")
   if(KVXFER_BUILD_PYTHON)
     set(flag " --python")
+    # Also said where the folder remembers a Python that is gone.
+    string(CONCAT without_python
+      "This build folder has KVXFER_BUILD_PYTHON=ON. To build without the Python package, run:\n  "
+      "cmake --preset dev\n")
   endif()
   list(JOIN ARGN "\n  " missing)
   message(FATAL_ERROR "kvxfer needs what this host lacks (Debian's package in brackets):\n  "
     "${missing}\n"
     "Run this on Debian 12 or newer; elsewhere install what these packages hold:\n  "
-    "${CMAKE_CURRENT_SOURCE_DIR}/scripts/setup${flag}\n")
+    "${CMAKE_CURRENT_SOURCE_DIR}/scripts/setup${flag}\n"
+    "${without_python}")
 endfunction()
 
 # kvxfer_need_package(<name> <Debian's package> <argument of find_package>...)

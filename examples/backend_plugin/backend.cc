@@ -20,7 +20,7 @@ class DirectBackend final : public kvxfer::Backend {
       : info_{.name = "direct",
               .capabilities = {.rail_keeps_order = true,
                                .max_op_bytes = kPollBytes,
-                               .max_op_pieces = 1024,
+                               .max_op_pieces = kMaxPieces,
                                .max_message_bytes = 128 * 1024},
               .address = std::move(address),
               .wait_fd = node_->fd} {

@@ -29,8 +29,11 @@ absl::Status Check(const kvxfer::Op& op, const Node& target) {
   return absl::OkStatus();
 }
 
-absl::Status Copy(const kvxfer::Op& op, const Node& target) {
-  if (absl::Status status = Check(op, target); !status.ok()) return status;
+absl::Status Copy(const kvxfer::Op& op, const Link& link) {
+  if (std::ranges::find(link.fenced, op.transfer) != link.fenced.end()) {
+    return absl::CancelledError("the target has fenced the transfer");
+  }
+  if (absl::Status status = Check(op, *link.nodes[1]); !status.ok()) return status;
   for (kvxfer::RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
     const kvxfer::Run& run = walk.run();
     auto* const local = reinterpret_cast<void*>(run.local);
@@ -66,7 +69,7 @@ uint64_t Advance(Link& link, uint64_t bytes) {
     const kvxfer::Op op = link.ops.front();
     link.ops.pop_front();
     copied += op.blocks.bytes;
-    absl::Status status = Copy(op, *link.nodes[1]);
+    absl::Status status = Copy(op, link);
     if (status.ok() && op.has_immediate) {
       Tell(link, 1, {.kind = EventKind::kImmediate, .rail = op.rail, .immediate = op.immediate});
     }

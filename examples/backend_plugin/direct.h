@@ -19,7 +19,9 @@ namespace direct {
 
 inline constexpr size_t kMaxMessages = 1024;     // to one agent, not yet taken
 inline constexpr size_t kMaxOps = 64;            // of one connection, not yet done
-inline constexpr uint64_t kPollBytes = 1 << 20;  // copied by one Poll
+inline constexpr uint64_t kPollBytes = 1 << 20;  // copied by one Poll; of one op at most
+inline constexpr size_t kMaxPieces = 1024;       // of one op
+inline constexpr size_t kMaxFenced = 256;        // side 0 is fenced soon after side 1
 
 struct Item {
   kvxfer::Event event{};
@@ -50,6 +52,7 @@ struct Link {
   std::array<std::shared_ptr<Node>, 2> nodes{};
   std::array<kvxfer::Endpoint*, 2> ends{};  // null once destroyed
   std::deque<kvxfer::Op> ops{};             // posted by side 0
+  std::deque<uint64_t> fenced{};            // transfers that side 1 takes nothing of, newest last
   bool authorized = false;
   bool down = false;
 };

@@ -10,6 +10,16 @@ namespace {
 using kvxfer::Event;
 using kvxfer::EventKind;
 
+// What can never be done is taken all the same, and ends with an error.
+absl::Status CheckOp(const kvxfer::Op& op, size_t side) {
+  if (side != 0) return absl::FailedPreconditionError("only the side that connected posts");
+  if (op.rail == 0 && op.transfer != 0 && op.blocks.bytes <= kPollBytes &&
+      op.blocks.pieces <= kMaxPieces) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("an op beyond the limits, or of no rail or transfer");
+}
+
 class DirectEndpoint final : public kvxfer::Endpoint {
  public:
   DirectEndpoint(std::shared_ptr<Link> link, size_t side) : link_(std::move(link)), side_(side) {
@@ -34,11 +44,8 @@ class DirectEndpoint final : public kvxfer::Endpoint {
   bool Post(const kvxfer::Op& op) override {
     const std::lock_guard lock(Lock());
     if (link_->down) return false;
-    if (side_ != 0) {
-      Tell(*link_, side_,
-           {.kind = EventKind::kCompletion,
-            .id = op.id,
-            .status = absl::FailedPreconditionError("only the side that connected posts")});
+    if (const absl::Status possible = CheckOp(op, side_); !possible.ok()) {
+      Tell(*link_, side_, {.kind = EventKind::kCompletion, .id = op.id, .status = possible});
       return true;
     }
     if (!link_->authorized || link_->ops.size() >= kMaxOps) return false;
@@ -60,6 +67,8 @@ class DirectEndpoint final : public kvxfer::Endpoint {
     const std::lock_guard lock(Lock());
     if (link_->down) return;
     Cancel(*link_, scope.transfer);
+    if (side_ == 1) link_->fenced.push_back(scope.transfer);
+    if (link_->fenced.size() > kMaxFenced) link_->fenced.pop_front();
     Tell(*link_, side_, {.kind = EventKind::kFenced, .id = scope.transfer, .rail = scope.rail});
   }
   void Shutdown(absl::Status why) override {

@@ -204,12 +204,19 @@ class Endpoint {
   // False: no space now, which is the back-pressure; try again after the next Poll. Never blocks.
   // An accepted op completes exactly once, also after shutdown and loss. Copies at most
   // kInlineCopyBytes inline. Accepts nothing before kConnected, after kDown, or after Shutdown, and
-  // nothing on a rail that is down. The accepting side never posts; an op posted there completes
-  // with an error.
+  // nothing on a rail that is down.
+  // An op that can never be carried out is accepted, and completes with an error that says why; no
+  // byte moves. Such an op names no rail or no transfer, has more bytes or pieces than the
+  // capabilities allow, or is posted on the accepting side.
+  // An op that leaves the target's region, or lacks a right to it, moves nothing of the run that is
+  // not allowed, and its immediate is not reported. It completes with an error, unless its end was
+  // reported when the write had left its source. The connection may end for it, or its rail, with
+  // the reason.
   virtual bool Post(const Op& op) = 0;
 
-  // Copies `message` and sends it. False: no space now; try again after the next Poll. A message
-  // that was accepted arrives, or kDown follows.
+  // Copies `message`, and hands it to the transport within the call if the transport has space: a
+  // Poll of this side may be long in coming. False: no space now; try again after the next Poll. A
+  // message that was accepted arrives, or kDown follows.
   virtual bool Send(std::span<const std::byte> message) = 0;
 
   // Makes `scope` quiet on this endpoint and answers kFenced exactly once, unless kDown comes
@@ -217,12 +224,14 @@ class Endpoint {
   // A transfer, connecting side: ops of the transfer that have not begun complete as cancelled; the
   // others stop as soon as possible, and their source is not read after that.
   // A transfer, accepting side: from kFenced on no byte of the transfer is written, and no byte and
-  // no immediate of it is on the way. The connecting side was fenced too: there Fence sends a
-  // marker over each rail, behind the transfer's last write, and the accepting side waits for the
-  // markers. A rail, accepting side, if rails_fail_alone: everything that was posted on the rail
-  // before the peer's kRailDown. kFenced means that no such write can become visible any more, and
-  // that Poll has reported every immediate of them. The agent does not ask again before that
-  // answer.
+  // no immediate of it is on the way. The connecting side is fenced too, before or after: there
+  // Fence sends a marker over each rail, behind the transfer's last write, and the accepting side
+  // waits for the markers. Until then it may drop what comes of the transfer, and end such ops as
+  // cancelled. With kCopied the connecting side's kFenced says that nothing is written any more,
+  // and the accepting side may answer at once. A rail, accepting side, if rails_fail_alone:
+  // everything that was posted on the rail before the peer's kRailDown. kFenced means that no such
+  // write can become visible any more, and that Poll has reported every immediate of them. The
+  // agent does not ask again before that answer.
   virtual void Fence(FenceScope scope) = 0;
 
   // Connecting side: moving a byte between `local` and `remote` on `rail` costs 1 + this value,
@@ -234,15 +243,17 @@ class Endpoint {
   }
 
   // Connecting side: called once after each kRailDown, when the target's fence of the rail has
-  // completed. The backend must not rebuild the rail
-  // before this call, so that a fence never meets a rebuilt rail. It rebuilds in its own time
-  // (back-off, probe) and reports kRailUp.
+  // completed. The backend must not rebuild the rail before this call, so that a fence never meets
+  // a rebuilt rail. It rebuilds in its own time (back-off, probe) and reports kRailUp.
   virtual void ReopenRail(uint32_t /*rail*/) {}
 
-  // Starts closing; kDown follows once the endpoint is closed.
+  // Starts closing: every op ends, and kDown follows once the endpoint is closed. Messages that
+  // were accepted before still go out if the peer takes them, for a bounded time: the agent sends
+  // its refusal and shuts down at once.
   virtual void Shutdown(absl::Status why) = 0;
 
   // Makes `region` usable on this endpoint. `key` is the peer's Registration::key for this backend.
+  // Unavailable: not yet; the agent asks again. Any other error is final.
   virtual absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                             std::string_view key) = 0;
 };
@@ -278,8 +289,9 @@ struct BackendInfo {
 
 // How far one Poll looks for input.
 enum class Input : uint8_t {
-  kInMemory,  // no system call: the caller knows that wait_fd is not readable, or soon polls kAll
-  kLikely,    // at most one system call, where input most likely has come; other input shows on
+  kInMemory,  // no system call that asks for input: the caller knows that wait_fd is not readable,
+              // or soon polls kAll. What waits to be sent is sent all the same.
+  kLikely,    // at most one such call, where input most likely has come; other input shows on
               // wait_fd
   kAll,
 };
@@ -337,7 +349,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name,
 // The backends that an agent tries if AgentOptions::backends is empty, best first.
 std::vector<std::string> DefaultBackends();
 
-// Every backend that kvxfer is made for, best first, whether it is here or not.
+// Every backend that kvxfer is made for, best first, whether it is here or not; then those that are
+// only built in.
 std::vector<std::string> KnownBackendNames();
 
 }  // namespace kvxfer

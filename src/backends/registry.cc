@@ -82,6 +82,9 @@ bool IsBuiltIn(std::string_view name) { return FindBuiltin(name) != nullptr; }
 std::vector<std::string> KnownBackendNames() {
   std::vector<std::string> names;
   for (const KnownBackend& known : kKnown) names.emplace_back(known.name);
+  for (const BuiltinBackend& backend : BuiltinBackends()) {
+    if (FindKnown(backend.name) == nullptr) names.emplace_back(backend.name);
+  }
   return names;
 }
 
@@ -136,7 +139,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name,
   if (builtin == nullptr && !IsBackendName(plain)) return Unknown(name, context.options);
   auto made = builtin != nullptr ? builtin->make(context) : MakeFromPlugin(plain, context);
   if (builtin == nullptr && absl::IsNotFound(made.status())) return made;
-  if (!made.ok()) return Annotate(made.status(), name);
+  if (!made.ok()) return WithName(made.status(), name);
   return faulty ? MakeFaultyBackend(*std::move(made), context) : std::move(made);
 }
 

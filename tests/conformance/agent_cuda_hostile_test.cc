@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 class HostileStager : public ::testing::Test {
  protected:
   void SetUp() override {
-    AgentOptions options = OptionsFor(PlainFlavours()[0], "target");
+    AgentOptions options = OptionsFor(PlainFlavour("Loopback"), "target");
     ASSERT_OK_AND_ASSIGN(node_, Node::Create(options, MemoryType::kCuda, kBytes));
     ASSERT_OK_AND_ASSIGN(peer_, ScriptedPeer::Initiator(*node_.agent, "hostile"));
   }
@@ -115,8 +115,8 @@ TEST(HostileLender, BuffersThatMakeNoSenseEndTheConnection) {
       {kBuffers}, {0, 0}, {0, 1, 2, 3, 4, 5, 6, 7, 8}, {UINT32_MAX}};
   for (size_t i = 0; i <= lies.size(); ++i) {
     SCOPED_TRACE(i);
-    ASSERT_OK_AND_ASSIGN(
-        Node node, Node::Create(OptionsFor(PlainFlavours()[0], "a"), MemoryType::kCuda, 8192));
+    ASSERT_OK_AND_ASSIGN(Node node, Node::Create(OptionsFor(PlainFlavour("Loopback"), "a"),
+                                                 MemoryType::kCuda, 8192));
     const std::vector<RemoteRegion> regions = {{.id = RegionId{1},
                                                 .rkey = 1,
                                                 .base = 0x10000,

@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tests/support/backend_pair.h"
@@ -81,12 +83,34 @@ class BackendConformance : public ::testing::TestWithParam<Flavour> {
   bool Arrived(size_t count) {
     return !immediates() || pair_->Until([&] { return in().immediates.size() >= count; });
   }
+  // The immediates of every other op of Stream, from the first on.
+  size_t EvenImmediates() {
+    return static_cast<size_t>(std::ranges::count_if(
+        in().immediates, [](uint32_t immediate) { return immediate % 2 == 0; }));
+  }
+
+  // backend_refusal_test.cc
+  bool TargetChecks() const;
+  void StartToRefuse();
+  void ExpectImpossible(TestLink& link, const Op& op);
+  // What the initiator takes a region of the target for.
+  struct Claim {
+    RemoteRegion region;
+    std::string key;
+  };
+  static Claim ClaimOf(const TestRegion& region) {
+    return {.region = region.remote(), .key = region.registration->key};
+  }
+  void ExpectRefused(OpKind kind, const Claim& region, uint64_t remote, uint64_t bytes);
+  void ExpectNothingMoved();
+  void ExpectItGoesOn();
 
   std::unique_ptr<BackendPair> pair_;
   TestRegion* local_ = nullptr;   // of the initiator
   TestRegion* remote_ = nullptr;  // of the target
   const RemoteKey* key_ = nullptr;
   std::mt19937_64 random_{TestSeed()};
+  uint64_t local_digest_ = 0;  // at StartToRefuse
 };
 
 }  // namespace kvxfer::testing

@@ -237,6 +237,25 @@ TEST_P(BackendConformance, SoleWritesWithTheirMessages) {
   EXPECT_EQ(in().immediates.size(), immediates() ? round : 0);
 }
 
+// The sender is not polled any more: what Send has accepted is on its way.
+TEST_P(BackendConformance, SendDoesNotWaitForAPoll) {
+  ASSERT_NO_FATAL_FAILURE(Start(4096));
+  for (const size_t bytes : {size_t{24}, size_t{4096}}) {
+    const std::string message(bytes, 'm');
+    for (const bool to_target : {true, false}) {
+      TestLink& to = to_target ? in() : out();
+      const size_t before = to.messages.size();
+      PartyThread listens(to_target ? &pair_->target() : &pair_->initiator(), [] {});
+      ASSERT_TRUE((to_target ? out() : in()).Send(message));
+      ASSERT_TRUE(Eventually(
+          kAmple,
+          [&] { return listens.WithLock([&] { return to.messages.size() == before + 1; }); }))
+          << bytes << " bytes wait for a Poll of their sender";
+      EXPECT_EQ(to.messages.back(), message);
+    }
+  }
+}
+
 // A sender that nobody listens to is told to wait, and goes on when it is heard.
 TEST_P(BackendConformance, MessagesPressBack) {
   ASSERT_NO_FATAL_FAILURE(Start(4096));

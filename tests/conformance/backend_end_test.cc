@@ -1,7 +1,9 @@
 // Conformance of backends: how ops, transfers and connections end, and what is quiet afterwards.
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/conformance/backend_conformance.h"
 
@@ -9,6 +11,7 @@ namespace kvxfer::testing {
 namespace {
 
 constexpr uint64_t kOp = 128 * 1024;
+constexpr size_t kFew = 8;  // messages that every backend has space for
 
 absl::Status Why() { return absl::CancelledError("closed by the test"); }
 
@@ -70,6 +73,46 @@ TEST_P(BackendConformance, BothSidesShutDown) {
   pair_->Idle(std::chrono::milliseconds(5));
 }
 
+// An agent that refuses a peer sends the reason and shuts down at once.
+TEST_P(BackendConformance, MessagesBeforeShutdownArrive) {
+  const std::string text(1000, 'r');
+  for (const bool authorized : {false, true}) {
+    for (const bool target_ends : {true, false}) {
+      ASSERT_NO_FATAL_FAILURE(Start(kOp, authorized));
+      TestLink& from = target_ends ? in() : out();
+      TestLink& to = target_ends ? out() : in();
+      const size_t before = to.messages.size();
+      for (size_t i = 0; i < kFew; ++i) ASSERT_TRUE(from.Send(text));
+      from.endpoint->Shutdown(Why());
+      ASSERT_TRUE(pair_->Until([&] { return out().down && in().down; }));
+      ASSERT_EQ(to.messages.size(), before + kFew);
+      EXPECT_EQ(to.messages.back(), text);
+    }
+  }
+}
+
+// Also as many as the backend takes, to a peer that listens in its own thread.
+TEST_P(BackendConformance, AllMessagesBeforeShutdownArrive) {
+  const std::string text(64 * 1024, 'r');
+  for (const bool target_ends : {true, false}) {
+    ASSERT_NO_FATAL_FAILURE(Start(kOp));
+    TestLink& from = target_ends ? in() : out();
+    TestLink& to = target_ends ? out() : in();
+    Party& sender = target_ends ? pair_->target() : pair_->initiator();
+    Party& receiver = target_ends ? pair_->initiator() : pair_->target();
+    const size_t before = to.messages.size();
+    size_t sent = 0;
+    while (sent < 4096 && from.Send(text)) ++sent;
+    from.endpoint->Shutdown(Why());
+    PartyThread listens(&receiver, [] {});
+    EXPECT_TRUE(Eventually(kAmple, [&] {
+      sender.Turn();
+      return from.down && listens.WithLock([&] { return to.down; });
+    }));
+    EXPECT_EQ(to.messages.size(), before + sent);
+  }
+}
+
 TEST_P(BackendConformance, AFenceEndsATransferAndNoOther) {
   for (int round = 0; round < Scaled(30); ++round) {
     ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
@@ -100,19 +143,72 @@ TEST_P(BackendConformance, AFenceEndsATransferAndNoOther) {
       EXPECT_NE(Pattern(2).Mismatch(block.last(8), (i + 1) * kOp - 8), kNoMismatch);
     }
     // Expect the fenced transfer quiet while the other goes on to its end.
-    const auto of_fenced = [](uint32_t immediate) { return immediate % 2 == 0; };
-    const auto arrived = std::ranges::count_if(in().immediates, of_fenced);
+    const size_t arrived = EvenImmediates();
     std::vector<Op> others;
     std::ranges::copy_if(rest, std::back_inserter(others),
                          [](const Op& op) { return op.transfer == 2; });
     ASSERT_TRUE(pair_->PostAll(others));
     ASSERT_TRUE(Ended());
-    ASSERT_TRUE(Arrived(static_cast<size_t>(arrived) + 32));
-    EXPECT_EQ(std::ranges::count_if(in().immediates, of_fenced), arrived);
+    ASSERT_TRUE(Arrived(arrived + 32));
+    EXPECT_EQ(EvenImmediates(), arrived);
     for (size_t i = 0; i < ops.size(); ++i) {
       const auto block = remote_->bytes().subspan(i * kOp, kOp);
       if (ops[i].transfer == 1) {
         EXPECT_EQ(Digest(block), digests[i / 2]) << i;
+      } else {
+        EXPECT_EQ(Pattern(1).Mismatch(block, i * kOp), kNoMismatch) << i;
+        EXPECT_OK(out().ended[ops[i].id]);
+      }
+    }
+  }
+}
+
+// The accepting side's fence comes first, alone. Its answer is true all the same: from then on no
+// byte is written and no immediate comes. With kCopied only the connecting side can say so.
+TEST_P(BackendConformance, NothingIsWrittenFromTheTargetsFenceOn) {
+  for (int round = 0; round < Scaled(20); ++round) {
+    ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
+    Pattern(1).Fill(local_->bytes());
+    // Transfers 1 and 2 in turn.
+    std::vector<Op> ops = Stream(OpKind::kWrite, 1, 64, kOp);
+    for (size_t i = 1; i < ops.size(); i += 2) ops[i].transfer = 2;
+    std::span<const Op> rest = ops;
+    std::optional<std::vector<uint64_t>> quiet;  // digests of the blocks of transfer 1
+    size_t arrived = 0;                          // of transfer 1
+    const auto look = [&] {
+      const bool is_quiet = in().fenced.contains(1) && (immediates() || out().fenced.contains(1));
+      if (quiet || !is_quiet) return quiet.has_value();
+      quiet.emplace();
+      for (size_t i = 0; i < ops.size(); i += 2) {
+        quiet->push_back(Digest(remote_->bytes().subspan(i * kOp, kOp)));
+      }
+      arrived = EvenImmediates();
+      return true;
+    };
+    const auto post_for = [&](uint64_t turns) {
+      for (; turns > 0; --turns) {
+        rest = rest.subspan(out().Post(rest));
+        pair_->Turn();
+        look();
+      }
+    };
+    post_for(random_() % 10);
+    in().Fence(1);
+    post_for(random_() % 60);
+    out().Fence(1);
+    ASSERT_TRUE(pair_->Until([&] { return look() && out().fenced.contains(1); }));
+    // Expect the fenced transfer quiet while the other goes on to its end.
+    std::vector<Op> others;
+    std::ranges::copy_if(rest, std::back_inserter(others),
+                         [](const Op& op) { return op.transfer == 2; });
+    ASSERT_TRUE(pair_->PostAll(others));
+    ASSERT_TRUE(Ended());
+    ASSERT_TRUE(Arrived(arrived + 32));
+    EXPECT_EQ(EvenImmediates(), arrived);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      const auto block = remote_->bytes().subspan(i * kOp, kOp);
+      if (ops[i].transfer == 1) {
+        EXPECT_EQ(Digest(block), (*quiet)[i / 2]) << i;
       } else {
         EXPECT_EQ(Pattern(1).Mismatch(block, i * kOp), kNoMismatch) << i;
         EXPECT_OK(out().ended[ops[i].id]);
@@ -217,83 +313,6 @@ TEST_P(BackendConformance, AnUnauthorisedPeerThatLeavesLeavesNothing) {
   EXPECT_TRUE(in().immediates.empty());
   EXPECT_EQ(FirstNonZero(remote_->bytes()), kNoMismatch);
 }
-
-// What the target did not allow is refused there: the op fails, or the whole connection. Not for
-// shm, whose initiator does the copying and relies on the agent's checks.
-class Refusal : public BackendConformance {
- protected:
-  void ExpectRefused(OpKind kind, const RemoteRegion& region, uint64_t remote, uint64_t bytes) {
-    auto imported = pair_->TryImport(region, remote_->registration->key);
-    if (!imported.ok()) return;  // refused already
-    kvxfer::Run run = RunAt(0, bytes);
-    run.remote = remote;
-    run.key = imported->get();
-    out().keys.push_back(*std::move(imported));
-    const Op op = out().Make(kind, 9, {RunAt(0, 1), run}, std::nullopt);
-    ASSERT_TRUE(pair_->PostAll(std::span(&op, 1)));
-    ASSERT_TRUE(pair_->Until([&] {
-      return out().down || (out().ended.contains(op.id) && !out().ended[op.id].ok());
-    })) << "not refused";
-    pair_->Idle(std::chrono::milliseconds(2));
-    EXPECT_EQ(FirstNonZero(remote_->bytes()), kNoMismatch);
-    EXPECT_TRUE(remote_->memory.GuardsIntact());
-    EXPECT_TRUE(in().immediates.empty());
-  }
-  void StartFilled() {
-    ASSERT_NO_FATAL_FAILURE(Start(kOp));
-    Pattern(1).Fill(local_->bytes());
-    // What is allowed of such an op may land, where each run is checked when its turn comes.
-    local_->bytes()[0] = std::byte{0};
-  }
-};
-
-TEST_P(Refusal, UnknownKey) {
-  ASSERT_NO_FATAL_FAILURE(StartFilled());
-  RemoteRegion forged = remote_->remote();
-  forged.rkey ^= 0x5555;
-  for (const OpKind kind : {OpKind::kWrite, OpKind::kRead}) {
-    if (!out().down) ExpectRefused(kind, forged, remote_->address(), 4096);
-  }
-}
-
-TEST_P(Refusal, OutOfBounds) {
-  for (const uint64_t offset : {kOp - 100, kOp, kOp + 1}) {
-    ASSERT_NO_FATAL_FAILURE(StartFilled());
-    ExpectRefused(OpKind::kWrite, remote_->remote(), remote_->address() + offset, 200);
-  }
-  ASSERT_NO_FATAL_FAILURE(StartFilled());
-  ExpectRefused(OpKind::kWrite, remote_->remote(), remote_->address() - 1, 200);
-  // libfabric 1.17 adds the two up without a look at the overflow, and its read never ends.
-  if (GetParam().provider == "net") return;
-  ASSERT_NO_FATAL_FAILURE(StartFilled());
-  ExpectRefused(OpKind::kRead, remote_->remote(), UINT64_MAX - 10, 200);
-}
-
-TEST_P(Refusal, ForbiddenAndDeregistered) {
-  ASSERT_NO_FATAL_FAILURE(StartFilled());
-  auto read_only = pair_->target().Register(kOp, Access::kRemoteRead);
-  ASSERT_OK(read_only);
-  RemoteRegion claimed = (*read_only)->remote();
-  claimed.access = Access::kReadWrite;
-  ExpectRefused(OpKind::kWrite, claimed, (*read_only)->address(), 4096);
-  EXPECT_EQ(FirstNonZero((*read_only)->bytes()), kNoMismatch);
-
-  ASSERT_NO_FATAL_FAILURE(StartFilled());
-  auto gone = pair_->target().Register(kOp);
-  ASSERT_OK(gone);
-  (*gone)->registration.reset();
-  ExpectRefused(OpKind::kWrite, (*gone)->remote(), (*gone)->address(), 4096);
-  EXPECT_EQ(FirstNonZero((*gone)->bytes()), kNoMismatch);
-}
-
-std::vector<Flavour> FlavoursWhoseTargetChecks() {
-  std::vector<Flavour> all = PlainFlavours();
-  std::erase_if(all, [](const Flavour& flavour) { return flavour.backend == "shm"; });
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Plain, Refusal, ::testing::ValuesIn(FlavoursWhoseTargetChecks()),
-                         FlavourName);
 
 }  // namespace
 }  // namespace kvxfer::testing

@@ -11,7 +11,7 @@ constexpr uint64_t kBytes = 4 << 20;
 
 class Loopback : public BackendConformance {};
 
-INSTANTIATE_TEST_SUITE_P(Plain, Loopback, ::testing::Values(PlainFlavours().front()), FlavourName);
+INSTANTIATE_TEST_SUITE_P(Plain, Loopback, ::testing::Values(PlainFlavour("Loopback")), FlavourName);
 
 // Writes without end from a thread of its own while the region goes away and comes back.
 TEST_P(Loopback, DeregistrationWaitsForTheCopyInProgress) {

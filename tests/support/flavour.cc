@@ -117,7 +117,15 @@ Flavour UcxSocketFlavour() {
   return flavour;
 }
 
-Flavour TcpFlavour() { return PlainFlavours()[1]; }
+Flavour PlainFlavour(std::string_view name) {
+  for (Flavour& flavour : PlainFlavours()) {
+    if (flavour.name == name) return std::move(flavour);
+  }
+  ADD_FAILURE() << "no plain flavour is called " << name;
+  return {};
+}
+
+Flavour TcpFlavour() { return PlainFlavour("Tcp"); }
 
 Flavour TcpAddressesFlavour() {
   Flavour flavour = TcpFlavour();
@@ -179,13 +187,13 @@ std::vector<Flavour> RailFlavours(double down_probability, Duration down_for) {
     }
     all.push_back(std::move(flavour));
   };
-  const std::vector<Flavour> plain = PlainFlavours();
-  add("LoopbackTwo", plain[0], 2, false);
-  add("LoopbackFour", plain[0], 4, false);
-  add("LoopbackFourReordered", plain[0], 4, true);
-  add("TcpFour", plain[1], 4, false);
-  add("TcpTwoReordered", plain[1], 2, true);
-  add("ShmOne", plain[2], 1, false);
+  const Flavour loopback = PlainFlavour("Loopback");
+  add("LoopbackTwo", loopback, 2, false);
+  add("LoopbackFour", loopback, 4, false);
+  add("LoopbackFourReordered", loopback, 4, true);
+  add("TcpFour", TcpFlavour(), 4, false);
+  add("TcpTwoReordered", TcpFlavour(), 2, true);
+  add("ShmOne", PlainFlavour("ShmMapped"), 1, false);
   return all;
 }
 
@@ -195,7 +203,8 @@ std::vector<Flavour> AllFlavours() {
   all.push_back(TcpAddressesFlavour());
   if (HasUcx()) all.push_back(UcxSocketFlavour());
   std::ranges::move(StagedFlavours(), std::back_inserter(all));
-  Flavour faulty = StagedFlavours()[0];
+  Flavour faulty = TcpFlavour();
+  faulty.memory = MemoryType::kCuda;
   faulty.name = "FaultyTcpStaged";
   faulty.backend = "faulty:tcp";
   faulty.faults = {.seed = TestSeed(),

@@ -47,6 +47,8 @@ inline std::ostream& operator<<(std::ostream& out, const Flavour& f) { return ou
 // (host and GPU memory) or real ones (test_backends.h), and, where it was built, ucx over tcp and
 // over posix; libfabric where the environment says over what.
 std::vector<Flavour> PlainFlavours();
+// The one of that name. A failure of the test that asks, if there is none.
+Flavour PlainFlavour(std::string_view name);
 bool HasUcx();
 // GPU memory that the GPUs of this host copy.
 Flavour CudaIpcFlavour();

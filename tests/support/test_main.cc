@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "src/cuda/present.h"
 #include "tests/support/child_process.h"
 #include "tests/support/scale.h"
 
@@ -12,5 +13,12 @@ int main(int argc, char** argv) {
   std::printf("KVXFER_TEST_SEED=%llu%s\n",
               static_cast<unsigned long long>(kvxfer::testing::TestSeed()),
               kvxfer::testing::kSlow ? " (slow: counts / 10, time bounds x 10)" : "");
+  // Not asked of the driver itself, which some cases must find unloaded.
+  if (!kvxfer::cuda::DriverPresent().ok()) {
+    std::printf(
+        "No CUDA driver, so cases of GPU memory fail. ctest runs this program with "
+        "LD_LIBRARY_PATH=%s\n",
+        KVXFER_STANDIN_CUDA_DIR);
+  }
   return RUN_ALL_TESTS();
 }

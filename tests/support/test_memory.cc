@@ -41,7 +41,11 @@ absl::StatusOr<TestMemory> TestMemory::Allocate(MemoryType type, size_t bytes) {
 
 absl::Status TestMemory::AllocateCuda(size_t all) {
   const auto driver = cuda::Driver::Get();
-  if (!driver.ok()) return driver.status();
+  if (!driver.ok()) {
+    return Annotate(driver.status(),
+                    "a test of GPU memory needs LD_LIBRARY_PATH=" KVXFER_STANDIN_CUDA_DIR
+                    ", as ctest has it");
+  }
   const cuda::ContextScope scope(**driver, 0);
   if (!scope.status().ok()) return scope.status();
   const cuda::api::Calls& calls = (*driver)->calls();

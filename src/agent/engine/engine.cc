@@ -132,7 +132,7 @@ absl::Status Engine::MakeBackends() {
     const absl::Status& why = backend.status();
     // By default an agent takes the backends that work here. A backend that was named must work.
     if (list->strict || !NotUsableHere(why)) {
-      return Annotate(why, absl::StrCat("backend ", name));
+      return absl::Status(why.code(), absl::StrCat("backend ", WithName(why, name).message()));
     }
     unusable_.push_back({.backend = name, .why = std::string(why.message())});
     // Missing hardware is normal and is logged at debug; hardware that is present but unusable is a

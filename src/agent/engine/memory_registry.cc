@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "src/core/base/log.h"
 #include "src/core/base/random.h"
 #include "src/core/base/strings.h"
@@ -81,10 +80,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Registration>>> MemoryRegistry::Holds
       holds.back() = *std::move(made.results[i]);
       continue;
     }
-    absl::Status failed = made.results[i].status();
-    // Some backends begin the message with their name.
-    const bool named = absl::StartsWith(failed.message(), ToAbsl(backends[i]->name()));
-    why = named ? std::move(failed) : Annotate(failed, backends[i]->name());
+    why = WithName(made.results[i].status(), backends[i]->name());
     TellNotTaken(*backends[i], kind, why);
   }
   const auto taken = [](const auto& hold) { return hold != nullptr; };

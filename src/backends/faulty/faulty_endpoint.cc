@@ -82,13 +82,14 @@ bool FaultyEndpoint::Send(std::span<const std::byte> message) {
   if (Swallowed()) return true;
   // Without `overtake` a message goes behind the ops that were posted before it.
   const bool wait = !backend_->options().overtake && HasEarlierHeldOps(last_sequence_ + 1);
-  if (!wait && messages_.empty() && inner_->Send(message)) return true;
-  if (!messages_.empty() && message_bytes_ + message.size() > kMaxHeldMessageBytes) {
+  // One that need not wait is not kept here: it would be lost with a Shutdown.
+  const bool now = !wait && messages_.empty();
+  if (now && inner_->Send(message)) return true;
+  if (now || (!messages_.empty() && message_bytes_ + message.size() > kMaxHeldMessageBytes)) {
     if (backend_->options().blackhole_after != 0) --passed_;  // it will be offered again
     return false;
   }
   messages_.push_back({{message.begin(), message.end()}, last_sequence_ + 1});
-  if (backend_->options().overtake) messages_.back().after = 0;
   message_bytes_ += message.size();
   return true;
 }

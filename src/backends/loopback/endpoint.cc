@@ -5,6 +5,8 @@
 
 #include "src/backends/loopback/loopback_backend.h"
 #include "src/core/base/strings.h"
+#include "src/transport/check_op.h"
+#include "src/transport/event_queue.h"
 
 namespace kvxfer::loopback {
 namespace {
@@ -38,10 +40,16 @@ void LoopbackEndpoint::Authorize() {
 
 bool LoopbackEndpoint::Post(const Op& op) {
   if (closing_ || backend_ == nullptr) return false;
-  if (side_ == Side::kTarget || op.rail >= rails_.size()) {
-    Complete(op, absl::InvalidArgumentError(absl::StrCat("op ", op.id, " on rail ", op.rail,
-                                                         ": only the side that connected posts, ",
-                                                         "on rails below ", rails_.size())));
+  if (side_ == Side::kTarget) {
+    backend_->Report(MakeRefused(this, op, "loopback"));
+    return true;
+  }
+  const Capabilities& most = backend_->capabilities();
+  const absl::Status good = CheckOp(
+      op, {.rails = rails_.size(), .bytes = most.max_op_bytes, .pieces = most.max_op_pieces},
+      "loopback");
+  if (!good.ok()) {
+    Complete(op, good);
     return true;
   }
   RailQueue& rail = rails_[op.rail];

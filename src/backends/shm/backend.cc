@@ -163,7 +163,8 @@ size_t ShmBackend::Poll(std::span<Event> out, Input input) {
     if (input == Input::kAll) {
       hub_.reactor->Collect();
       listener_.Work();
-      hub_.reactor->SetTimer(listener_.deadline());
+      EndLingering();
+      SetTimer();
       TrimEmbryos();
     }
     // After Collect: a file whose bell it took is there.
@@ -172,6 +173,18 @@ size_t ShmBackend::Poll(std::span<Event> out, Input input) {
     CopySlices();
   }
   return hub_.events.Take(out);
+}
+
+void ShmBackend::EndLingering() {
+  while (!hub_.lingering.empty() && hub_.lingering.front()->linger_until() <= Now()) {
+    hub_.lingering.front()->OnLingerDeadline();  // takes it out of the list
+  }
+}
+
+void ShmBackend::SetTimer() {
+  std::optional<Time> next = listener_.deadline();
+  if (!hub_.lingering.empty()) next = Earlier(next, hub_.lingering.front()->linger_until());
+  hub_.reactor->SetTimer(next);
 }
 
 // After Collect, which may still have had events for those that go. The vector is in the order of
@@ -209,6 +222,8 @@ bool ShmBackend::Arm() {
   if (!hub_.events.empty() || !hub_.busy.empty() || hub_.files.has_new() || listener_.HasWork()) {
     return false;
   }
+  // A Shutdown since the last Poll has set a new deadline.
+  if (!hub_.lingering.empty()) SetTimer();
   armed_ = true;
   bool silent = true;
   for (ShmEndpoint* endpoint : hub_.ringed) silent &= endpoint->Arm();

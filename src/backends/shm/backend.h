@@ -41,6 +41,8 @@ class ShmBackend final : public Backend,
   void OnAccepted(UniqueFd socket, const net::Credentials& peer) override;
   void OnRefused(UniqueFd socket, const net::Credentials& peer) override;
   void TrimEmbryos();
+  void EndLingering();
+  void SetTimer();
   absl::StatusOr<RegionKey> Share(const MemorySpan& span);
   void Unregister(const RegionKey& key) override;
   void PollRings();

@@ -9,6 +9,7 @@
 
 #include "src/backends/shm/regions.h"
 #include "src/core/base/strings.h"
+#include "src/transport/check_op.h"
 #include "src/transport/host/stream_copy.h"
 
 namespace kvxfer::shm {
@@ -35,18 +36,6 @@ std::byte* LocalAt(uint64_t address) {
 std::span<const std::byte> SourceOf(const Run& run, bool write) {
   if (run.bytes == 0 || !KeyOf(run)->mapped()) return {};
   return {write ? LocalAt(run.local) : KeyOf(run)->At(run.remote), static_cast<size_t>(run.bytes)};
-}
-
-absl::Status CheckSize(const BlockRange& blocks) {
-  if (blocks.pieces > kMaxOpPieces) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "shm: an op has ", blocks.pieces, " pieces; at most ", kMaxOpPieces, " are taken"));
-  }
-  if (blocks.bytes > kMaxOpBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shm: an op is larger than ", kMaxOpBytes, " bytes"));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -80,7 +69,8 @@ bool Copier::Post(const Op& op) {
 // Bounds are enforced on this side: a mapping ends only at page boundaries, and an attached process
 // has no bounds at all.
 absl::Status Copier::Check(const Op& op) const {
-  if (absl::Status small = CheckSize(op.blocks); !small.ok()) return small;
+  const absl::Status possible = CheckOp(op, {.bytes = kMaxOpBytes, .pieces = kMaxOpPieces}, "shm");
+  if (!possible.ok()) return possible;
   const Access wanted = op.kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
     const Run& run = walk.run();

@@ -15,6 +15,9 @@
 namespace kvxfer::shm {
 namespace {
 
+// How long messages that were sent before Shutdown wait for the peer to take them.
+constexpr Duration kLinger = std::chrono::seconds(1);
+
 absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
   if (!frame.file.valid()) {
     return absl::ResourceExhaustedError(
@@ -52,6 +55,7 @@ ShmDialledEndpoint::ShmDialledEndpoint(Hub* hub, UniqueFd socket)
 
 ShmDialledEndpoint::~ShmDialledEndpoint() {
   if (busy_) std::erase(hub_->busy, this);
+  std::erase(hub_->lingering, this);
 }
 
 std::unique_ptr<ShmDialledEndpoint> ShmDialledEndpoint::Dial(Hub* hub, const Address& address) {
@@ -146,7 +150,7 @@ absl::Status ShmDialledEndpoint::OnOffer(const OfferBody& offer, const Channel::
 }
 
 bool ShmDialledEndpoint::Post(const Op& op) {
-  if (down_) return false;
+  if (down_ || closing_) return false;
   const bool accepted = copier_.Post(op);
   if (!copier_.idle() && !busy_) {
     busy_ = true;
@@ -168,15 +172,25 @@ void ShmDialledEndpoint::Fence(FenceScope scope) {
 }
 
 void ShmDialledEndpoint::Shutdown(absl::Status why) {
-  if (down_) return;
+  if (down_ || closing_) return;
   SendFrame(FrameType::kBye, ForPeer(ToStd(why.message())));
-  OnEnd(why);
+  copier_.DropAll(why);
+  if (!channel_.queued()) return GoDown(why);
+  closing_ = true;
+  why_ = std::move(why);
+  linger_until_ = Now() + kLinger;
+  hub_->lingering.push_back(this);
+}
+
+void ShmDialledEndpoint::OnFlushed() {
+  if (closing_) OnEnd(why_);
 }
 
 void ShmDialledEndpoint::OnEnd(const absl::Status& cause) {
   // This order is the accepting side's proof: first the copier stops, then the socket closes.
   copier_.DropAll(cause);
-  GoDown(cause);
+  std::erase(hub_->lingering, this);
+  GoDown(closing_ ? why_ : cause);
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> ShmDialledEndpoint::Import(const RemoteRegion& region,

@@ -18,6 +18,7 @@
 #include "src/backends/shm/copier.h"
 #include "src/backends/shm/endpoint.h"
 #include "src/backends/shm/wire.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer::shm {
 
@@ -41,10 +42,14 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   // Copies one slice and returns its number of bytes.
   size_t Step();
   bool busy() const { return busy_; }
+  // After Shutdown: until when the peer may take what was sent before.
+  Time linger_until() const { return linger_until_; }
+  void OnLingerDeadline() { OnEnd(why_); }
 
  protected:
   absl::Status OnFrame(Channel::Frame& frame) override;
   void OnEnd(const absl::Status& cause) override;
+  void OnFlushed() override;
 
  private:
   struct File {
@@ -62,6 +67,8 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   Copier copier_;
   bool busy_ = false;  // in Hub::busy
   bool offered_ = false;
+  absl::Status why_;  // of Shutdown
+  Time linger_until_{};
   absl::Status mapped_;  // OK, or why the peer's memfds cannot be mapped
   absl::Status attach_;  // OK, or why its other memory cannot be attached
   std::unordered_map<uint64_t, File> files_;

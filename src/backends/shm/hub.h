@@ -40,6 +40,7 @@ struct Hub {
   std::vector<std::unique_ptr<ShmAcceptedEndpoint>> embryos;
   std::vector<ShmAcceptedEndpoint*> authorised;  // and not down: these are sent every memfd
   std::deque<ShmDialledEndpoint*> busy;          // with copies to do, the next one first
+  std::deque<ShmDialledEndpoint*> lingering;     // shut down, with messages to send; oldest first
   std::vector<ShmEndpoint*> ringed;              // those that have rings
   UniqueFd bell;  // the other sides ring it while this one sleeps, and Register does
 };

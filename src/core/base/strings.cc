@@ -5,7 +5,9 @@
 #include <cerrno>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kvxfer/types.h"
 #include "src/core/base/text.h"
 
@@ -22,6 +24,13 @@ std::string DescriptorRemedy(int error_number) {
 }
 
 }  // namespace
+
+absl::Status WithName(const absl::Status& status, std::string_view name) {
+  absl::string_view rest = status.message();
+  const bool named = absl::ConsumePrefix(&rest, ToAbsl(name)) &&
+                     (absl::StartsWith(rest, ":") || absl::StartsWith(rest, " "));
+  return named ? status : Annotate(status, name);
+}
 
 std::optional<std::vector<std::string>> SplitNames(std::string_view text, char separator) {
   std::vector<std::string> names;

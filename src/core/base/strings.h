@@ -30,6 +30,9 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
   return annotated;
 }
 
+// Annotate, unless the message begins with `name` already ("tcp: ...", "tcp peer ...").
+absl::Status WithName(const absl::Status& status, std::string_view name);
+
 // The parts of `text` between separators, without the spaces around them; nothing if a part is
 // empty.
 std::optional<std::vector<std::string>> SplitNames(std::string_view text, char separator);
