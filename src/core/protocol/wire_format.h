@@ -3,7 +3,7 @@
 // Integers are little-endian, except immediates, which are big-endian as on NICs. Every message of
 // a backend is one envelope:
 //   u8 type | u8 flags (0) | u16 reserved (0) | u32 body bytes | u64 sequence | u64 ack | body
-// `sequence` is 0 for frames outside the numbered channel (hello, ping, pong, ack). `ack` is the
+// `sequence` is 0 for frames outside the numbered channel (FrameType says which). `ack` is the
 // highest sequence that was received in order from the other side. docs/wire-format.md describes
 // the bodies. Decoding trusts no length; a damaged frame is an InvalidArgument that names the
 // field.
@@ -103,7 +103,7 @@ enum class FrameType : uint8_t {
                 // kLeaseRead
   kFetchEnd,    // initiator → target: the last byte was read, or the fetch was given up
   kKvAnswer,   // target → initiator: a KV part is refused; versions 4 and 5: also answers fetches
-  kStageAsk,   // initiator → target, numbered, like all below: asks for staging buffers
+  kStageAsk,   // initiator → target, numbered, down to kStaged: asks for staging buffers
   kStageLend,  // target → initiator: buffers that it may use
   kStageRecall,  // target → initiator: others wait for buffers
   kStageBack,    // initiator → target: buffers that it no longer uses
