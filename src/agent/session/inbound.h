@@ -152,7 +152,8 @@ class InboundHub {
   void OnUnlinked(InboundSession& session);
   absl::Status CheckBounds(const InboundSession& session) const;
   void Act(InboundSession& session);
-  static void Answer(InboundSession& session, LeaseAnswerFrame answer);
+  // nullopt: the answer comes later, by AnswerLate.
+  static void Answer(InboundSession& session, std::optional<LeaseAnswerFrame> answer);
   void AnswerLate();
   void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
   void DeliverPart(InboundSession& session, ArrivalTracker::Delivered delivered);

@@ -115,14 +115,12 @@ void InboundHub::PiggybackLinkLost(const Incarnation& initiator) {
 absl::Status InboundHub::OnNumbered(InboundSession& session,
                                     const ReliableChannel::Incoming& frame) {
   switch (frame.type) {
-    case FrameType::kOpen: {
-      auto open = Decode<OpenFrame>(frame.body);
-      return open.ok() ? session.tracker.OnOpen(*std::move(open)) : open.status();
-    }
-    case FrameType::kAbort: {
-      auto abort = Decode<AbortFrame>(frame.body);
-      return abort.ok() ? session.tracker.OnAbort(*abort) : abort.status();
-    }
+    case FrameType::kOpen:
+      return DecodeFor<OpenFrame>(
+          frame.body, [&](auto& open) { return session.tracker.OnOpen(std::move(open)); });
+    case FrameType::kAbort:
+      return DecodeFor<AbortFrame>(frame.body,
+                                   [&](auto& abort) { return session.tracker.OnAbort(abort); });
     case FrameType::kSlotRequest:
       GrantSlots(session);
       return absl::OkStatus();
@@ -140,40 +138,34 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
                                 .lease = std::move(begin->lease),
                                 .blocks_hash = begin->blocks_hash,
                                 .within_nanos = begin->within_nanos};
-      Answer(session, *runtime_->leases.OnLeaseRead(read, session.reader(), runtime_->now));
+      Answer(session, runtime_->leases.OnLeaseRead(read, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
     case FrameType::kLeaseRead: {
       auto read = Decode<LeaseReadFrame>(frame.body);
       if (!read.ok()) return read.status();
-      auto answer = runtime_->leases.OnLeaseRead(*read, session.reader(), runtime_->now);
-      if (answer.has_value()) Answer(session, *std::move(answer));
+      Answer(session, runtime_->leases.OnLeaseRead(*read, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
     case FrameType::kFetchEnd: {
       auto end = Decode<FetchEndFrame>(frame.body);
       if (!end.ok()) return end.status();
-      auto answer = runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now);
-      if (answer.has_value()) Answer(session, *std::move(answer));
+      Answer(session, runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
-    case FrameType::kStageAsk: {
-      auto ask = Decode<StageAskFrame>(frame.body);
-      return ask.ok() ? stages_.OnAsk(session.local_id, session.initiator, &session.channel, *ask)
-                      : ask.status();
-    }
-    case FrameType::kStageBack: {
-      auto back = Decode<StageBackFrame>(frame.body);
-      return back.ok() ? stages_.OnBack(session.local_id, *back) : back.status();
-    }
-    case FrameType::kStage: {
-      auto stage = Decode<StageFrame>(frame.body);
-      return stage.ok() ? stages_.OnStage(session.local_id, *stage) : stage.status();
-    }
-    case FrameType::kAmend: {
-      auto amend = Decode<AmendFrame>(frame.body);
-      return amend.ok() ? session.tracker.OnAmend(*amend) : amend.status();
-    }
+    case FrameType::kStageAsk:
+      return DecodeFor<StageAskFrame>(frame.body, [&](auto& ask) {
+        return stages_.OnAsk(session.local_id, session.initiator, &session.channel, ask);
+      });
+    case FrameType::kStageBack:
+      return DecodeFor<StageBackFrame>(
+          frame.body, [&](auto& back) { return stages_.OnBack(session.local_id, back); });
+    case FrameType::kStage:
+      return DecodeFor<StageFrame>(
+          frame.body, [&](auto& stage) { return stages_.OnStage(session.local_id, stage); });
+    case FrameType::kAmend:
+      return DecodeFor<AmendFrame>(frame.body,
+                                   [&](auto& amend) { return session.tracker.OnAmend(amend); });
     case FrameType::kDiscard: {
       auto discard = Decode<DiscardFrame>(frame.body);
       absl::Status status = discard.status();
@@ -369,14 +361,15 @@ void InboundHub::TellCredit(InboundSession& session) {
   session.channel.Push(FrameType::kCredit, now);
 }
 
-void InboundHub::Answer(InboundSession& session, LeaseAnswerFrame answer) {
+void InboundHub::Answer(InboundSession& session, std::optional<LeaseAnswerFrame> answer) {
+  if (!answer.has_value()) return;
   if (session.version >= kLeaseVersion) {
-    session.channel.Push(FrameType::kLeaseAnswer, answer);
+    session.channel.Push(FrameType::kLeaseAnswer, *answer);
   } else {
     session.channel.Push(FrameType::kKvAnswer,
-                         KvAnswerFrame{.transfer = answer.transfer,
-                                       .good = answer.refusal == LeaseAnswerFrame::kHeld,
-                                       .why = std::move(answer.why)});
+                         KvAnswerFrame{.transfer = answer->transfer,
+                                       .good = answer->refusal == LeaseAnswerFrame::kHeld,
+                                       .why = std::move(answer->why)});
   }
 }
 

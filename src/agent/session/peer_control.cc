@@ -77,10 +77,9 @@ absl::Status Peer::OnPiggybacked(std::span<const std::byte> message) {
 
 absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
   switch (frame.type) {
-    case FrameType::kReleased: {
-      auto released = Decode<ReleasedFrame>(frame.body);
-      return released.ok() ? OnReleased(*released) : released.status();
-    }
+    case FrameType::kReleased:
+      return DecodeFor<ReleasedFrame>(frame.body,
+                                      [&](auto& released) { return OnReleased(released); });
     case FrameType::kSlotGrant: {
       auto grant = Decode<SlotGrantFrame>(frame.body);
       if (!grant.ok()) return grant.status();
@@ -94,32 +93,24 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
       credit_.bytes = std::max(credit_.bytes, credit->bytes);
       return absl::OkStatus();
     }
-    case FrameType::kKvAnswer: {
-      auto answer = Decode<KvAnswerFrame>(frame.body);
-      return answer.ok() ? OnKvAnswer(*answer) : answer.status();
-    }
-    case FrameType::kLeaseAnswer: {
-      auto answer = Decode<LeaseAnswerFrame>(frame.body);
-      return answer.ok() ? OnLeaseAnswer(*answer) : answer.status();
-    }
-    case FrameType::kStageLend: {
-      auto lend = Decode<StageLendFrame>(frame.body);
-      return lend.ok() ? stager_.OnLend(*lend) : lend.status();
-    }
+    case FrameType::kKvAnswer:
+      return DecodeFor<KvAnswerFrame>(frame.body, [&](auto& answer) { return OnKvAnswer(answer); });
+    case FrameType::kLeaseAnswer:
+      return DecodeFor<LeaseAnswerFrame>(frame.body,
+                                         [&](auto& answer) { return OnLeaseAnswer(answer); });
+    case FrameType::kStageLend:
+      return DecodeFor<StageLendFrame>(frame.body,
+                                       [&](auto& lend) { return stager_.OnLend(lend); });
     case FrameType::kStageRecall: {
       auto recall = Decode<StageRecallFrame>(frame.body);
       if (recall.ok()) stager_.OnRecall();
       return recall.status();
     }
-    case FrameType::kStaged: {
-      auto staged = Decode<StagedFrame>(frame.body);
-      return staged.ok() ? stager_.OnStaged(*staged) : staged.status();
-    }
-    case FrameType::kQuiesce: {
-      auto quiesce = Decode<QuiesceFrame>(frame.body);
-      if (!quiesce.ok()) return quiesce.status();
-      return OnQuiesce(*quiesce);
-    }
+    case FrameType::kStaged:
+      return DecodeFor<StagedFrame>(frame.body,
+                                    [&](auto& staged) { return stager_.OnStaged(staged); });
+    case FrameType::kQuiesce:
+      return DecodeFor<QuiesceFrame>(frame.body, [&](auto& quiesce) { return OnQuiesce(quiesce); });
     default:
       return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
                                                      " does not come from a target"));

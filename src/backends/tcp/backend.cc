@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/backends/tcp/factory.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
 
@@ -39,7 +40,7 @@ TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
                         .max_message_bytes = kMaxMessageBytes};
 }
 
-absl::StatusOr<std::unique_ptr<TcpBackend>> TcpBackend::Create(const BackendContext& context) {
+absl::StatusOr<std::unique_ptr<Backend>> TcpBackend::Create(const BackendContext& context) {
   absl::StatusOr<TcpOptions> options = ReadOptions<TcpOptions>("tcp", context.options);
   if (!options.ok()) return options.status();
   std::unique_ptr<TcpBackend> backend(new TcpBackend(context, *std::move(options)));
@@ -157,3 +158,11 @@ void TcpBackend::OnMetadataPreamble(net::Fd& fd, const std::string& from) {
 }
 
 }  // namespace kvxfer::tcp
+
+namespace kvxfer {
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeTcpBackend(const BackendContext& context) {
+  return tcp::TcpBackend::Create(context);
+}
+
+}  // namespace kvxfer

@@ -27,7 +27,7 @@ namespace kvxfer::tcp {
 
 class TcpBackend final : public Backend, private net::EndpointHub::Client {
  public:
-  static absl::StatusOr<std::unique_ptr<TcpBackend>> Create(const BackendContext& context);
+  static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~TcpBackend() override { hub_.Close(); }
 
   // --- Backend ---

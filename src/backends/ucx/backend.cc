@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/backends/ucx/factory.h"
+#include "src/backends/ucx/worker.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
@@ -194,3 +196,13 @@ void UcxBackend::Purge(UcxEndpoint* endpoint) {
 }
 
 }  // namespace kvxfer::ucx
+
+namespace kvxfer {
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeUcxBackend(const BackendContext& context) {
+  return ucx::UcxBackend::Create(context);
+}
+
+std::string UcxLibraryVersion() { return ucx::LibraryVersion(); }
+
+}  // namespace kvxfer

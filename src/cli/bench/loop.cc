@@ -154,6 +154,7 @@ Json ToJson(const LoopResult& result) { return FieldsToJson(result); }
 absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json) {
   absl::StatusOr<LoopResult> result = FromJson<LoopResult>(json);
   if (!result.ok()) return result;
+  if (result->timeline.size() > kMaxTimeline) return Invalid("a timeline that is too long");
   for (const Tally& tally : result->targets) result->all.Merge(tally);
   return result;
 }
@@ -184,16 +185,6 @@ absl::StatusOr<LoopResult> RunLoop(const LoopSpec& spec, size_t streams, size_t 
   }
   for (const Tally& tally : result.targets) result.all.Merge(tally);
   return result;
-}
-
-Json ToJson(const Timeline& timeline) { return JsonOut::Of(timeline); }
-
-absl::StatusOr<Timeline> TimelineFromJson(const Json& json) {
-  absl::StatusOr<Timeline> timeline = FromJson<Timeline>(json);
-  if (timeline.ok() && timeline->size() > kMaxTimeline) {
-    return Invalid("a timeline that is too long");
-  }
-  return timeline;
 }
 
 TimelineRecorder::TimelineRecorder(uint64_t most) : kept_(std::min(most, kMaxTimeline)) {}

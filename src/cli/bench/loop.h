@@ -114,10 +114,6 @@ void Fields(Io& io, JsonRef<Io, TransferTimes> times) {
 
 using Timeline = std::vector<TransferTimes>;
 
-// For other processes.
-Json ToJson(const Timeline& timeline);
-absl::StatusOr<Timeline> TimelineFromJson(const Json& json);
-
 // When a target's application was notified of a transfer.
 struct ArrivalTime {
   uint64_t number = 0;   // of the transfer

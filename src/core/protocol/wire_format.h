@@ -445,6 +445,12 @@ std::string Encode(const Frame& frame);
 // Decodes a body; left-over bytes are an error.
 template <typename Frame>
 absl::StatusOr<Frame> Decode(std::span<const std::byte> body);
+// The same, and passes the frame on. What `take` returns is the result.
+template <typename Frame, typename Take>
+absl::Status DecodeFor(std::span<const std::byte> body, const Take& take) {
+  absl::StatusOr<Frame> frame = Decode<Frame>(body);
+  return frame.ok() ? take(*frame) : frame.status();
+}
 
 // The highest version that both ranges contain. FailedPrecondition names both ranges.
 absl::StatusOr<uint16_t> CommonVersion(uint16_t min_a, uint16_t max_a, uint16_t min_b,

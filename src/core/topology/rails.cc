@@ -235,12 +235,6 @@ RailPlan PlanRails(const Topology& topology, const MemoryPlace& place,
   return plan;
 }
 
-FabricHint HintOf(const RdmaPort& port) {
-  return {.link = port.link,
-          .name = port.fabric_named ? port.fabric : std::string(),
-          .subnet_prefix = port.link == LinkLayer::kInfiniBand ? port.SubnetPrefix() : 0};
-}
-
 Reach ReachOf(const FabricHint& a, const FabricHint& b) {
   if (a.link != b.link) return Reach::kNo;
   if (!a.name.empty() && !b.name.empty()) return a.name == b.name ? Reach::kLikely : Reach::kNo;

@@ -80,7 +80,6 @@ struct FabricHint {
   uint64_t subnet_prefix = 0;  // InfiniBand
 };
 
-FabricHint HintOf(const RdmaPort& port);
 Reach ReachOf(const FabricHint& a, const FabricHint& b);
 
 }  // namespace kvxfer

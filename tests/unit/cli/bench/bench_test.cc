@@ -130,11 +130,18 @@ TEST(TimelineRecorder, KeepsTheFirstOfAllThreadsAndNoMore) {
     EXPECT_EQ(timeline[i].ended_ns, 200);
     EXPECT_EQ(timeline[i].notified_ns, i == 2 ? std::optional<int64_t>(53) : std::nullopt);
   }
-  const auto travelled = TimelineFromJson(ToJson(timeline));
+  LoopResult result;
+  result.timeline = timeline;
+  const Json sent = ToJson(result);
+  const auto travelled = LoopResultFromJson(sent);
   ASSERT_TRUE(travelled.ok()) << travelled.status();
-  EXPECT_EQ(ToJson(*travelled), ToJson(timeline));
+  EXPECT_EQ(ToJson(*travelled), sent);
+  result.timeline.resize(kMaxTimeline + 1);
+  EXPECT_FALSE(LoopResultFromJson(ToJson(result)).ok());
   for (const char* bad : {"{}", "[[1,2]]", R"([[0,0,0,0,0,0,0,"x"]])"}) {
-    EXPECT_FALSE(TimelineFromJson(Json::parse(bad)).ok()) << bad;
+    Json damaged = sent;
+    damaged["timeline"] = Json::parse(bad);
+    EXPECT_FALSE(LoopResultFromJson(damaged).ok()) << bad;
   }
 }
 

@@ -28,6 +28,12 @@ Topology Fixture(const std::string& name, const std::vector<std::string>& fabric
   return topology.ok() ? *std::move(topology) : Topology();
 }
 
+FabricHint HintOf(const RdmaPort& port) {
+  return {.link = port.link,
+          .name = port.fabric_named ? port.fabric : std::string(),
+          .subnet_prefix = port.link == LinkLayer::kInfiniBand ? port.SubnetPrefix() : 0};
+}
+
 // Of the ports that `text` selects the devices.
 std::vector<std::string> Selected(const Topology& topology, const std::string& text) {
   const auto selector = PortSelector::Parse(text);
