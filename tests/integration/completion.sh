@@ -45,7 +45,7 @@ expect "" kvxfer ping --iters ""
 [[ " $(completed kvxfer "") " != *" demo-worker "* ]] || fail "an internal subcommand is offered"
 
 # Every subcommand is in every script and in the manual page.
-commands=$(kvxfer --help | sed -n '/^Subcommands:/,$s/^  \([a-z]\+\) .*/\1/p')
+commands=$("$KVXFER" --help | sed -n '/^Subcommands:/,$s/^  \([a-z]\+\) .*/\1/p')
 [[ $(wc -w <<<"$commands") -ge 10 ]] || fail "the help lists no subcommands"
 for command in $commands; do
   for file in bash zsh fish kvxfer.1; do

@@ -11,6 +11,7 @@
 #include "src/backends/cuda_ipc/backend.h"
 #include "src/backends/cuda_ipc/regions.h"
 #include "src/core/base/strings.h"
+#include "src/transport/check_op.h"
 
 namespace kvxfer::cuda_ipc {
 
@@ -84,15 +85,8 @@ std::string CudaIpcDialledEndpoint::Path() const {
 // opened. Collects the devices of the op's local memory on the way.
 absl::Status CudaIpcDialledEndpoint::CheckOp(const Op& op) {
   op_devices_.clear();
-  if (op.blocks.pieces > kMaxOpPieces || op.rail != 0 || op.transfer == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("cuda_ipc: op ", op.id, " has ",
-                                                   op.blocks.pieces, " pieces of at most ",
-                                                   kMaxOpPieces, ", or names no rail or transfer"));
-  }
-  if (op.blocks.bytes > kMaxOpBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cuda_ipc: op ", op.id, " is larger than ", kMaxOpBytes, " bytes"));
-  }
+  constexpr OpLimits kLimits{.bytes = kMaxOpBytes, .pieces = kMaxOpPieces};
+  if (absl::Status good = kvxfer::CheckOp(op, kLimits, "cuda_ipc"); !good.ok()) return good;
   const Registration* last_local = nullptr;
   const RemoteKey* last_key = nullptr;
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {

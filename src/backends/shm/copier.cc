@@ -69,7 +69,7 @@ bool Copier::Post(const Op& op) {
 // Bounds are enforced on this side: a mapping ends only at page boundaries, and an attached process
 // has no bounds at all.
 absl::Status Copier::Check(const Op& op) const {
-  const absl::Status possible = CheckOp(op, {.bytes = kMaxOpBytes, .pieces = kMaxOpPieces}, "shm");
+  absl::Status possible = CheckOp(op, {.bytes = kMaxOpBytes, .pieces = kMaxOpPieces}, "shm");
   if (!possible.ok()) return possible;
   const Access wanted = op.kind == OpKind::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
+#include "src/transport/check_op.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -73,14 +74,10 @@ absl::Status TcpEndpoint::CheckOp(const Op& op) const {
     return absl::FailedPreconditionError(
         "tcp: ops are posted on the endpoint that connected; connect to the peer");
   }
-  const BlockRange& blocks = op.blocks;
-  if (op.rail < rails_.size() && op.transfer != 0 && blocks.pieces <= kMaxFrameRuns &&
-      blocks.bytes <= kMaxFrameBytes && net::HaveKeys(blocks)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tcp: op ", op.id, " (rail ", op.rail, ", ", blocks.pieces, " pieces, ", blocks.bytes,
-      " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
+  const OpLimits limits{.rails = rails_.size(), .bytes = kMaxFrameBytes, .pieces = kMaxFrameRuns};
+  absl::Status status = kvxfer::CheckOp(op, limits, "tcp");
+  if (!status.ok() || net::HaveKeys(op.blocks)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("tcp: op ", op.id, " lacks a key"));
 }
 
 bool TcpEndpoint::Post(const Op& op) {

@@ -10,6 +10,7 @@
 #include "src/backends/ucx/path.h"
 #include "src/core/base/random.h"
 #include "src/core/base/strings.h"
+#include "src/transport/check_op.h"
 
 namespace kvxfer::ucx {
 namespace {
@@ -90,14 +91,10 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> UcxEndpoint::Import(const RemoteRegio
 }
 
 absl::Status UcxEndpoint::CheckOp(const Op& op) const {
-  const BlockRange& blocks = op.blocks;
-  if (op.rail == 0 && op.transfer != 0 && blocks.pieces <= kMaxOpPieces &&
-      blocks.bytes <= kMaxOpBytes && net::HaveKeys(blocks)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "ucx: op ", op.id, " (rail ", op.rail, ", ", blocks.pieces, " pieces, ", blocks.bytes,
-      " bytes, transfer ", op.transfer, ") is beyond the backend's capabilities or lacks a key"));
+  constexpr OpLimits kLimits{.bytes = kMaxOpBytes, .pieces = kMaxOpPieces};
+  absl::Status status = kvxfer::CheckOp(op, kLimits, "ucx");
+  if (!status.ok() || net::HaveKeys(op.blocks)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("ucx: op ", op.id, " lacks a key"));
 }
 
 bool UcxEndpoint::Post(const Op& op) {

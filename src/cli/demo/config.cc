@@ -130,7 +130,9 @@ absl::StatusOr<DemoMessage> DemoMessage::Decode(std::string_view payload) {
   in.Check("kind", kind >= 1 && kind <= 3, "unknown");
   in.Int("request", message.request);
   in.Int("blocks", count);
-  if (const std::byte* blocks = in.Take("blocks", size_t{count} * sizeof(uint32_t))) {
+  const std::byte* const blocks = in.Take("blocks", size_t{count} * sizeof(uint32_t));
+  // Without blocks there is no array that memcpy could be given.
+  if (blocks != nullptr && count > 0) {
     message.blocks.resize(count);
     std::memcpy(message.blocks.data(), blocks, count * sizeof(uint32_t));
   }
