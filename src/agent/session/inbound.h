@@ -157,7 +157,7 @@ class InboundHub {
   static void Answer(InboundSession& session, std::optional<LeaseAnswerFrame> answer);
   void AnswerLate();
   void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
-  void DeliverPart(InboundSession& session, ArrivalTracker::Delivered delivered);
+  void DeliverPart(InboundSession& session, const ArrivalTracker::Delivered& delivered);
   void StartFence(InboundSession& session, uint64_t transfer);
   void FenceDone(InboundSession& session, InboundLink& link, uint64_t transfer);
   static bool Fits(const InboundSession& session, const InboundLink& link);

@@ -307,7 +307,7 @@ void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all
     ++session.delivered.notifications;
     session.delivered.bytes += delivered.notification.size();
     if (delivered.notice == Notice::kKvPart) {
-      DeliverPart(session, std::move(delivered));
+      DeliverPart(session, delivered);
       continue;
     }
     const size_t bytes = delivered.notification.size();
@@ -321,7 +321,7 @@ void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all
 }
 
 // The application is told with the last part of a request; the others are drained at once.
-void InboundHub::DeliverPart(InboundSession& session, ArrivalTracker::Delivered delivered) {
+void InboundHub::DeliverPart(InboundSession& session, const ArrivalTracker::Delivered& delivered) {
   const std::string& text = delivered.notification;
   const Credit credit{.account = session.account, .bytes = text.size()};
   auto part = Decode<KvPartFrame>(std::as_bytes(std::span(text)));
