@@ -323,7 +323,8 @@ class Backend {
   virtual size_t Poll(std::span<Event> out, Input input) = 0;
 
   // Called before the agent sleeps on wait_fd. False: there is work that wait_fd would not show, so
-  // call Poll again instead of sleeping.
+  // call Poll again instead of sleeping. Poll does that work whatever its `input`; otherwise the
+  // agent would neither sleep nor get on.
   virtual bool Arm() = 0;
 };
 

@@ -32,7 +32,6 @@ absl::Status UnixListener::Open(Reactor* reactor, const Incarnation& incarnation
   }
   reactor_ = reactor;
   listener_ = *std::move(socket);
-  acceptable_ = true;
   return absl::OkStatus();
 }
 

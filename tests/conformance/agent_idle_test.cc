@@ -1,5 +1,6 @@
 // An idle agent costs next to nothing, however many peers are connected.
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <cstdio>
 #include <memory>
@@ -7,10 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "src/agent/engine/agent_factory.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/support/test_backends.h"
 #include "tests/support/test_peer.h"
 
 namespace kvxfer::testing {
@@ -75,6 +78,28 @@ TEST(AgentIdle, CostsLessThanAThousandthOfACpu) {
     EXPECT_OK(end.status) << "after the idle time";
   }
 }
+
+class AgentNobodyThere : public ::testing::TestWithParam<Flavour> {};
+
+Duration CpuOfThisProcess() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
+
+// An agent to which nobody has connected sleeps.
+TEST_P(AgentNobodyThere, ItSleeps) {
+  ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<Agent> alone,
+      internal::AgentFactory::Create(OptionsFor(GetParam(), "alone"), MakeTestBackend));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for what its start leaves to do
+  const Time start = Now();
+  const Duration before = CpuOfThisProcess();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LT(CpuOfThisProcess() - before, (Now() - start) / 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AgentNobodyThere, ::testing::ValuesIn(AllFlavours()), FlavourName);
 
 }  // namespace
 }  // namespace kvxfer::testing

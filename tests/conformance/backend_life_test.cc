@@ -250,6 +250,32 @@ TEST_P(BackendConformance, IdleIsIdle) {
   EXPECT_LE(woken, 5);
 }
 
+// A driver looks at the descriptors only when wait_fd is readable; nothing may wait for more.
+TEST_P(BackendConformance, WaitFdShowsAllInput) {
+  const auto rests = [](Party& party) {
+    return Eventually(kAmple, [&] { return party.TurnByWaitFd() == 0 && party.backend().Arm(); });
+  };
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<Party> target, Party::Make(GetParam(), "target"));
+  EXPECT_TRUE(rests(*target)) << "nobody has connected";
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<Party> initiator, Party::Make(GetParam(), "initiator"));
+  constexpr size_t kConnections = 40;  // more than are accepted in one turn
+  for (size_t i = 0; i < kConnections; ++i) ASSERT_OK(initiator->Connect(*target).status());
+  const auto connected = [](const Party& party) {
+    return static_cast<size_t>(
+        std::ranges::count_if(party.links, [](const auto& link) { return link->connected; }));
+  };
+  EXPECT_TRUE(Eventually(kAmple,
+                         [&] {
+                           initiator->TurnByWaitFd();
+                           target->TurnByWaitFd();
+                           return connected(*initiator) == kConnections &&
+                                  connected(*target) == kConnections;
+                         }))
+      << connected(*initiator) << " at the initiator, " << connected(*target) << " at the target";
+  EXPECT_TRUE(rests(*initiator));
+  EXPECT_TRUE(rests(*target));
+}
+
 TEST_P(BackendConformance, NobodyThere) {
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<Party> alone, Party::Make(GetParam(), "alone"));
   std::string address;

@@ -15,6 +15,11 @@
 #include "tests/support/test_backends.h"
 
 namespace kvxfer::testing {
+namespace {
+
+constexpr size_t kMaxEvents = 64;  // of one Poll
+
+}  // namespace
 
 RemoteRegion TestRegion::remote() const {
   return {.id = id,
@@ -120,13 +125,22 @@ absl::StatusOr<TestRegion*> Party::Register(size_t bytes, Access access) {
 
 size_t Party::Turn() {
   // Room of every size, one event included.
-  constexpr std::array<size_t, 4> kSpace = {64, 1, 7, 16};
-  std::array<Event, 64> events;
+  constexpr std::array<size_t, 4> kSpace = {kMaxEvents, 1, 7, 16};
   const size_t space = kSpace[turns_++ % kSpace.size()];
   // Now and then with a short look at the descriptors or none, as a caller that spins does.
   constexpr std::array<Input, 5> kInputs = {Input::kInMemory, Input::kAll, Input::kLikely,
                                             Input::kAll, Input::kAll};
-  const size_t n = backend_->Poll(std::span(events).first(space), kInputs[turns_ % kInputs.size()]);
+  return Poll(space, kInputs[turns_ % kInputs.size()]);
+}
+
+size_t Party::TurnByWaitFd() {
+  pollfd fd{.fd = wait_fd_, .events = POLLIN, .revents = 0};
+  return Poll(kMaxEvents, ::poll(&fd, 1, 0) > 0 ? Input::kAll : Input::kInMemory);
+}
+
+size_t Party::Poll(size_t space, Input input) {
+  std::array<Event, kMaxEvents> events;
+  const size_t n = backend_->Poll(std::span(events).first(space), input);
   EXPECT_LE(n, space);
   EXPECT_EQ(backend_->Describe().wait_fd, wait_fd_) << "wait_fd has changed";
   for (size_t i = 0; i < std::min(n, space); ++i) Take(events[i]);

@@ -99,6 +99,8 @@ class Party {
 
   // One Poll; returns the number of events.
   size_t Turn();
+  // The same as an agent's driver: it looks for input only where wait_fd is readable.
+  size_t TurnByWaitFd();
   // Sleeps on wait_fd, where Arm allows it, until it or `other_fd` (if not negative) is readable.
   // False: nothing was for `limit`.
   bool Sleep(Duration limit, int other_fd = -1);
@@ -108,6 +110,7 @@ class Party {
 
  private:
   Party(const Flavour& flavour, std::string_view name);
+  size_t Poll(size_t space, Input input);
   void Take(Event& event);
   static void TakeFenced(TestLink& link, FenceScope scope);
   TestLink* Find(const Endpoint* endpoint);

@@ -162,15 +162,15 @@ size_t ShmBackend::Poll(std::span<Event> out, Input input) {
   if (hub_.events.size() < out.size()) {
     if (input == Input::kAll) {
       hub_.reactor->Collect();
-      listener_.Work();
       EndLingering();
-      SetTimer();
       TrimEmbryos();
     }
-    // After Collect: a file whose bell it took is there.
+    // After Collect: a file whose bell it took is there. With any input, because Arm asks for it.
     hub_.SendNewFiles();
+    listener_.Work();
     PollRings();
     CopySlices();
+    SetTimer();
   }
   return hub_.events.Take(out);
 }
@@ -222,8 +222,7 @@ bool ShmBackend::Arm() {
   if (!hub_.events.empty() || !hub_.busy.empty() || hub_.files.has_new() || listener_.HasWork()) {
     return false;
   }
-  // A Shutdown since the last Poll has set a new deadline.
-  if (!hub_.lingering.empty()) SetTimer();
+  SetTimer();  // a Shutdown since the last Poll has set a new deadline
   armed_ = true;
   bool silent = true;
   for (ShmEndpoint* endpoint : hub_.ringed) silent &= endpoint->Arm();
