@@ -13,7 +13,7 @@
 
 namespace kvxfer {
 
-// Of one op on one endpoint.
+// What one op may be on one endpoint.
 struct OpLimits {
   size_t rails = 1;
   size_t bytes = 0;

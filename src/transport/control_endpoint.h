@@ -48,10 +48,13 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   // brought earlier are not handled yet.
   void ReadControl();
   std::optional<Time> deadline() const;
+  // The deadline may have changed.
+  void Reschedule();
   void OnDeadline(Time now);
   // Called when the hub is destroyed before its endpoints.
   void Detach();
   bool active = false;          // in the hub's list of active endpoints
+  bool rescheduled = false;     // in the hub's list of those to ask for their deadlines
   std::optional<Time> timer{};  // its place in the hub's timers
 
   bool connecting() const { return dialler_.has_value(); }
@@ -121,8 +124,6 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   bool ReceiveFrames(bool look = false);
   // One of its messages was reported in this Poll.
   bool MessagesReported() const { return message_poll_ == hub_->poll_number(); }
-  // Its deadline may have changed.
-  void Reschedule();
   // Ends the endpoint because of what the peer or the network did on `stream`. The peer is told
   // unless the network failed.
   void Fail(const absl::Status& status, std::string_view stream = "control stream");

@@ -72,6 +72,7 @@ void EndpointHub::Close() {
   sink_.TakeQueue().clear();
   for (ControlEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
   active_.clear();
+  rescheduled_.clear();
   timers_.clear();
   listeners_.clear();
   lingering_.Clear();
@@ -179,9 +180,8 @@ std::optional<Time> EndpointHub::NextDeadline() const {
 }
 
 void EndpointHub::SetTimer() {
-  if (std::exchange(ask_all_, false)) {
-    for (ControlEndpoint* endpoint : endpoints_) Reschedule(endpoint);
-  }
+  for (ControlEndpoint* endpoint : rescheduled_) SetTimerOf(endpoint);
+  rescheduled_.clear();
   const std::optional<Time> next = NextDeadline();
   // The client's deadline may move away in every turn, and nobody reports that. The timer then
   // stays: one wake-up in vain costs less than a system call in every turn.
@@ -212,6 +212,11 @@ void EndpointHub::OnDeadlines() {
 }
 
 void EndpointHub::Reschedule(ControlEndpoint* endpoint) {
+  if (!std::exchange(endpoint->rescheduled, true)) rescheduled_.push_back(endpoint);
+}
+
+void EndpointHub::SetTimerOf(ControlEndpoint* endpoint) {
+  endpoint->rescheduled = false;
   const std::optional<Time> deadline = endpoint->deadline();
   if (deadline == endpoint->timer) return;
   if (endpoint->timer) timers_.erase({*endpoint->timer, endpoint});
@@ -228,6 +233,7 @@ void EndpointHub::Activate(ControlEndpoint* endpoint) {
 void EndpointHub::Forget(ControlEndpoint* endpoint) {
   std::erase(endpoints_, endpoint);
   std::erase(active_, endpoint);
+  std::erase(rescheduled_, endpoint);
   if (endpoint->timer) timers_.erase({*endpoint->timer, endpoint});
   if (expected_ == endpoint) expected_ = nullptr;
   sink_.Purge(endpoint);

@@ -116,10 +116,8 @@ class EndpointHub final : private Listener::Acceptor {
   const std::vector<ControlEndpoint*>& endpoints() const { return endpoints_; }
   // Counts the calls of Begin.
   uint64_t poll_number() const { return poll_number_; }
-  // The deadline of `endpoint` may have changed.
+  // The deadline of `endpoint` may have changed: the next SetTimer asks it.
   void Reschedule(ControlEndpoint* endpoint);
-  // Deadlines of endpoints may have changed: the next SetTimer asks all of them.
-  void TimersChanged() { ask_all_ = true; }
   void Activate(ControlEndpoint* endpoint);
   // A message has arrived over `endpoint`: another one may follow soon.
   void Expect(ControlEndpoint* endpoint) {
@@ -137,6 +135,7 @@ class EndpointHub final : private Listener::Acceptor {
   void Accept(Fd fd, const Preamble& preamble, const std::string& from);
   void WorkEndpoints();
   void OnDeadlines();
+  void SetTimerOf(ControlEndpoint* endpoint);
   std::optional<Time> NextDeadline() const;
 
   const Settings settings_;
@@ -155,9 +154,9 @@ class EndpointHub final : private Listener::Acceptor {
   // Endpoints that have a deadline, each by the one that it had when it was last asked
   // (ControlEndpoint::timer).
   std::set<std::pair<Time, ControlEndpoint*>> timers_;
-  bool ask_all_ = false;               // endpoints must be asked for their deadlines
-  bool timers_changed_ = false;        // the timer is to be set anew
-  std::optional<Time> next_deadline_;  // what it is set to
+  std::vector<ControlEndpoint*> rescheduled_;  // endpoints to ask for their deadlines
+  bool timers_changed_ = false;                // the timer is to be set anew
+  std::optional<Time> next_deadline_;          // what it is set to
   // Declared last, so destroyed first: listeners pass streams to the members above.
   std::vector<std::unique_ptr<Listener>> listeners_;
 };

@@ -89,6 +89,10 @@ class BackendConformance : public ::testing::TestWithParam<Flavour> {
         in().immediates, [](uint32_t immediate) { return immediate % 2 == 0; }));
   }
 
+  // backend_end_test.cc
+  void ExpectQuiet(std::span<const Op> ops, std::span<const Op> rest,
+                   const std::vector<uint64_t>& digests, size_t arrived);
+
   // backend_refusal_test.cc
   bool TargetChecks() const;
   void StartToRefuse();

@@ -11,6 +11,34 @@ namespace kvxfer::testing {
 namespace {
 
 constexpr uint64_t kOp = 128 * 1024;
+
+}  // namespace
+
+// Writes of transfers 1 and 2 in turn, of which 1 was fenced and 2 was not; `rest` were not
+// accepted yet. Expects transfer 1 to stay quiet while 2 goes on to its end: `digests` are those of
+// its blocks, and `arrived` of its immediates had come, when the fence was answered.
+void BackendConformance::ExpectQuiet(std::span<const Op> ops, std::span<const Op> rest,
+                                     const std::vector<uint64_t>& digests, size_t arrived) {
+  std::vector<Op> others;
+  std::ranges::copy_if(rest, std::back_inserter(others),
+                       [](const Op& op) { return op.transfer == 2; });
+  ASSERT_TRUE(pair_->PostAll(others));
+  ASSERT_TRUE(Ended());
+  ASSERT_TRUE(Arrived(arrived + 32));
+  EXPECT_EQ(EvenImmediates(), arrived);
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const auto block = remote_->bytes().subspan(i * kOp, kOp);
+    if (ops[i].transfer == 1) {
+      EXPECT_EQ(Digest(block), digests[i / 2]) << i;
+    } else {
+      EXPECT_EQ(Pattern(1).Mismatch(block, i * kOp), kNoMismatch) << i;
+      EXPECT_OK(out().ended[ops[i].id]);
+    }
+  }
+}
+
+namespace {
+
 constexpr size_t kFew = 8;  // messages that every backend has space for
 
 absl::Status Why() { return absl::CancelledError("closed by the test"); }
@@ -142,24 +170,7 @@ TEST_P(BackendConformance, AFenceEndsATransferAndNoOther) {
       const auto block = remote_->bytes().subspan(i * kOp, kOp);
       EXPECT_NE(Pattern(2).Mismatch(block.last(8), (i + 1) * kOp - 8), kNoMismatch);
     }
-    // Expect the fenced transfer quiet while the other goes on to its end.
-    const size_t arrived = EvenImmediates();
-    std::vector<Op> others;
-    std::ranges::copy_if(rest, std::back_inserter(others),
-                         [](const Op& op) { return op.transfer == 2; });
-    ASSERT_TRUE(pair_->PostAll(others));
-    ASSERT_TRUE(Ended());
-    ASSERT_TRUE(Arrived(arrived + 32));
-    EXPECT_EQ(EvenImmediates(), arrived);
-    for (size_t i = 0; i < ops.size(); ++i) {
-      const auto block = remote_->bytes().subspan(i * kOp, kOp);
-      if (ops[i].transfer == 1) {
-        EXPECT_EQ(Digest(block), digests[i / 2]) << i;
-      } else {
-        EXPECT_EQ(Pattern(1).Mismatch(block, i * kOp), kNoMismatch) << i;
-        EXPECT_OK(out().ended[ops[i].id]);
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(ExpectQuiet(ops, rest, digests, EvenImmediates()));
   }
 }
 
@@ -197,23 +208,7 @@ TEST_P(BackendConformance, NothingIsWrittenFromTheTargetsFenceOn) {
     post_for(random_() % 60);
     out().Fence(1);
     ASSERT_TRUE(pair_->Until([&] { return look() && out().fenced.contains(1); }));
-    // Expect the fenced transfer quiet while the other goes on to its end.
-    std::vector<Op> others;
-    std::ranges::copy_if(rest, std::back_inserter(others),
-                         [](const Op& op) { return op.transfer == 2; });
-    ASSERT_TRUE(pair_->PostAll(others));
-    ASSERT_TRUE(Ended());
-    ASSERT_TRUE(Arrived(arrived + 32));
-    EXPECT_EQ(EvenImmediates(), arrived);
-    for (size_t i = 0; i < ops.size(); ++i) {
-      const auto block = remote_->bytes().subspan(i * kOp, kOp);
-      if (ops[i].transfer == 1) {
-        EXPECT_EQ(Digest(block), (*quiet)[i / 2]) << i;
-      } else {
-        EXPECT_EQ(Pattern(1).Mismatch(block, i * kOp), kNoMismatch) << i;
-        EXPECT_OK(out().ended[ops[i].id]);
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(ExpectQuiet(ops, rest, *quiet, arrived));
   }
 }
 

@@ -32,9 +32,9 @@ struct InboundSession;
 // One connection that a peer made.
 class InboundLink : public EndpointUser {
  public:
-  InboundLink(InboundHub* endpoint_hub, ArrivalCapacity* link_capacity,
+  InboundLink(InboundHub* link_hub, ArrivalCapacity* link_capacity,
               std::unique_ptr<Endpoint> link_endpoint)
-      : hub(endpoint_hub), space(link_capacity), endpoint(std::move(link_endpoint)) {}
+      : hub(link_hub), space(link_capacity), endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
 
   InboundHub* const hub;

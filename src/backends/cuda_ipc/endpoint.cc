@@ -45,7 +45,7 @@ void CudaIpcEndpoint::Expect(absl::Status end) {
   if (end_at_ || down() || backend_ == nullptr) return;
   end_at_ = Now() + kLastWords;
   end_ = std::move(end);
-  backend_->hub().TimersChanged();
+  Reschedule();
 }
 
 void CudaIpcEndpoint::OnDataDeadline(Time now) {

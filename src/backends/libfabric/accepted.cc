@@ -217,7 +217,7 @@ void LibfabricAcceptedEndpoint::Fence(FenceScope scope) {
 
 void LibfabricAcceptedEndpoint::FenceTransfer(uint64_t transfer) {
   AnswerFences(transfer, fences_.Ask(transfer, Now()));
-  backend_->hub().TimersChanged();
+  Reschedule();
 }
 
 void LibfabricAcceptedEndpoint::FenceRail(uint32_t rail) {

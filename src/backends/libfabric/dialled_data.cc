@@ -8,6 +8,7 @@
 #include "src/backends/libfabric/backend.h"
 #include "src/backends/libfabric/dialled.h"
 #include "src/backends/libfabric/regions.h"
+#include "src/transport/check_op.h"
 
 namespace kvxfer::libfabric {
 namespace {
@@ -52,12 +53,11 @@ bool LibfabricDialledEndpoint::Gather(const Op& op, Pieces& out) {
 
 absl::Status LibfabricDialledEndpoint::CheckOp(const Op& op, Pieces& pieces) const {
   const Capabilities& most = backend_->capabilities();
-  if (op.rail < rails_.size() && op.transfer != 0 && op.blocks.pieces <= most.max_op_pieces &&
-      op.blocks.bytes <= most.max_op_bytes && Gather(op, pieces)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("libfabric: op ", op.id, " is too large, or names no rail, transfer or key"));
+  const OpLimits limits{
+      .rails = rails_.size(), .bytes = most.max_op_bytes, .pieces = most.max_op_pieces};
+  absl::Status status = kvxfer::CheckOp(op, limits, "libfabric");
+  if (!status.ok() || Gather(op, pieces)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("libfabric: op ", op.id, " lacks a key"));
 }
 
 bool LibfabricDialledEndpoint::Post(const Op& op) {
@@ -211,7 +211,7 @@ void LibfabricDialledEndpoint::Fence(FenceScope scope) {
   }
   if (ops == 0) return FenceDone(transfer);
   stopping_.Add(transfer, ops, Progress(), Now());
-  backend_->hub().TimersChanged();
+  Reschedule();
 }
 
 std::vector<uint64_t> LibfabricDialledEndpoint::Progress() const {
@@ -229,7 +229,6 @@ void LibfabricDialledEndpoint::CheckStuckFences(Time now) {
              absl::UnavailableError(absl::StrCat(
                  "transfer ", transfer, " has to stop, and what was posted of it does not end")));
   }
-  backend_->hub().TimersChanged();
 }
 
 // The peer answers when it has received every immediate that was sent until now. It only counts

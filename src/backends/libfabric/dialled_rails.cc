@@ -19,7 +19,7 @@ void LibfabricDialledEndpoint::Attempt(uint32_t index) {
   if (!end.ok()) return FailRail(index, end.status());
   rail.end = *std::move(end);
   rail.life.Step(RailLife::State::kOffered, Now());
-  backend_->hub().TimersChanged();
+  Reschedule();
   Tell(Offer{.rail = static_cast<uint8_t>(index),
              .life = rail.life.number(),
              .address = rail.end->address()});
@@ -42,7 +42,7 @@ absl::Status LibfabricDialledEndpoint::OnAnswer(const Answer& answer) {
   rail.sink = answer.sink;
   rail.sink_key = answer.sink_key;
   rail.life.Step(RailLife::State::kProbing, Now(), backend_->options().connect_timeout);
-  backend_->hub().TimersChanged();
+  Reschedule();
   BeBusy();
   TryProbe(answer.rail);
   return absl::OkStatus();
@@ -65,7 +65,7 @@ void LibfabricDialledEndpoint::UpIfProbed(uint32_t index) {
   DialledRail& rail = rails_[index];
   if (!rail.life.probing() || !rail.probe_arrived || rail.heard != rail.sent) return;
   rail.life.Up();
-  backend_->hub().TimersChanged();
+  Reschedule();
   Say(EventKind::kRailUp, 0, {}, index);
 }
 
@@ -108,7 +108,7 @@ void LibfabricDialledEndpoint::FailRail(uint32_t index, const absl::Status& why,
     }
     rail.end.reset();
   }
-  backend_->hub().TimersChanged();
+  Reschedule();
   if (was_up) return Say(EventKind::kRailDown, 0, life.why(), index);
   // A rail that never came up carried nothing that would have to be fenced.
   life.Retry(Now(), RailLife::Blame::kPair);
@@ -118,7 +118,7 @@ void LibfabricDialledEndpoint::FailRail(uint32_t index, const absl::Status& why,
 
 void LibfabricDialledEndpoint::ReopenRail(uint32_t index) {
   if (!up() || index >= rails_.size() || !rails_[index].life.Reopen(Now())) return;
-  backend_->hub().TimersChanged();
+  Reschedule();
 }
 
 void LibfabricDialledEndpoint::OnRailDeadline(uint32_t index, Time now) {

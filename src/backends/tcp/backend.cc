@@ -152,7 +152,7 @@ void TcpBackend::OnMetadataPreamble(net::Fd& fd, const std::string& from) {
     metadata = metadata_();
     code = metadata == nullptr ? WelcomeCode::kClosing : WelcomeCode::kJoin;
   }
-  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: verdict {}", from, static_cast<int>(code));
+  Log(LogLevel::kDebug, "tcp: metadata asked for by {}: answer {}", from, static_cast<int>(code));
   if (metadata == nullptr) return hub_.Refuse(fd, code);
   handouts_.Add(&hub_.reactor(), std::move(fd), std::move(metadata));
 }

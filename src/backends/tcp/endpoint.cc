@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/backends/tcp/backend.h"
 #include "src/transport/check_op.h"
+#include "src/transport/event_queue.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -70,10 +71,6 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> TcpEndpoint::Import(const RemoteRegio
 }
 
 absl::Status TcpEndpoint::CheckOp(const Op& op) const {
-  if (!connecting()) {
-    return absl::FailedPreconditionError(
-        "tcp: ops are posted on the endpoint that connected; connect to the peer");
-  }
   const OpLimits limits{.rails = rails_.size(), .bytes = kMaxFrameBytes, .pieces = kMaxFrameRuns};
   absl::Status status = kvxfer::CheckOp(op, limits, "tcp");
   if (!status.ok() || net::HaveKeys(op.blocks)) return status;
@@ -82,6 +79,10 @@ absl::Status TcpEndpoint::CheckOp(const Op& op) const {
 
 bool TcpEndpoint::Post(const Op& op) {
   if (down()) return false;
+  if (!connecting()) {
+    Emit(MakeRefused(this, op, "tcp"));
+    return true;
+  }
   if (absl::Status status = CheckOp(op); !status.ok()) {
     OnCompletion(op.id, op.rail, std::move(status));
     return true;

@@ -219,7 +219,7 @@ void VerbsAcceptedEndpoint::Fence(FenceScope scope) {
 
 void VerbsAcceptedEndpoint::FenceTransfer(uint64_t transfer) {
   AnswerFences(transfer, fences_.Ask(transfer, Now()));
-  backend_->TimersChanged();
+  Reschedule();
 }
 
 void VerbsAcceptedEndpoint::OnQuiet(uint64_t transfer) {

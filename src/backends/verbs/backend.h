@@ -98,7 +98,6 @@ class VerbsBackend final : public Backend,
   cuda::ArrivalFlusher& arrival_flusher() { return arrival_flusher_; }
   // Whether memory of a GPU is registered.
   bool has_gpu_memory() const { return arrival_flusher_.regions() > 0; }
-  void TimersChanged() { hub_.TimersChanged(); }
 
   // A slot identifies a rail in its work requests. `first`: the number of its first request. None:
   // all slots that a work request can name are taken.

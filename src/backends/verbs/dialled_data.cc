@@ -79,7 +79,7 @@ void VerbsDialledEndpoint::Fence(FenceScope scope) {
   for (const auto& rail : rails_) ops += rail->CountOf(transfer);
   if (ops == 0) return FenceDone(transfer);
   stopping_.Add(transfer, ops, Progress(), Now());
-  backend_->TimersChanged();
+  Reschedule();
 }
 
 std::vector<uint64_t> VerbsDialledEndpoint::Progress() const {
@@ -97,7 +97,6 @@ void VerbsDialledEndpoint::CheckStuckFences(Time now) {
                                " has to stop, and what was posted of it does not end")),
               true);
   }
-  if (backend_ != nullptr) backend_->TimersChanged();
 }
 
 bool VerbsDialledEndpoint::FailedBefore(const Flight& flight, ibv_wc_status status) {

@@ -257,7 +257,7 @@ void VerbsRail::WatchStall(Time now) {
   if (!up() || life_.deadline()) return;
   progress_seen_ = progress_;
   life_.set_deadline(now + endpoint_->backend().options().stall_timeout);
-  endpoint_->backend().TimersChanged();
+  endpoint_->Reschedule();
 }
 
 // Before kUp a failure fails the attempt; in kDraining it ends the waiting for the peer's last
@@ -282,14 +282,14 @@ void VerbsRail::StartDraining(absl::Status why, bool tell) {
   if (tell) TellLost(life_.why());
   drains_with_ = queue_.empty() ? 0 : queue_.back().number;
   flushed_ = 0;
-  endpoint_->backend().TimersChanged();
+  endpoint_->Reschedule();
 }
 
 void VerbsRail::OnDrainDeadline(Time now) {
   if (!std::exchange(lingers_, false)) return FinishDrain();
   qp_->SetError();
   life_.set_deadline(now + kDrainTime);
-  endpoint_->backend().TimersChanged();
+  endpoint_->Reschedule();
 }
 
 void VerbsRail::FinishDrain() {

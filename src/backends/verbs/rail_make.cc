@@ -80,7 +80,7 @@ void VerbsRail::Attempt() {
 // pair.
 void VerbsRail::BeginStep(RailLife::State state) {
   life_.Step(state, Now(), AttemptTime(endpoint_->backend().options()));
-  endpoint_->backend().TimersChanged();
+  endpoint_->Reschedule();
 }
 
 void VerbsRail::SetUp(std::optional<QpAddress> to, RailLife::State state) {
@@ -181,7 +181,7 @@ void VerbsRail::OnProbed(const Probed& probed) {
   }
   life_.Up();
   failed_ = 0;
-  endpoint_->backend().TimersChanged();
+  endpoint_->Reschedule();
   endpoint_->RailUp(index_);
 }
 
@@ -196,17 +196,17 @@ void VerbsRail::AttemptFailed(absl::Status why, bool bad_pair) {
                                 : port().active ? RailLife::Blame::kPassing
                                                 : RailLife::Blame::kThisHost;
   const bool at_once = life_.Retry(Now(), blame);
-  endpoint_->backend().TimersChanged();
+  endpoint_->Reschedule();
   if (!at_once) endpoint_->OnAttemptFailed();
 }
 
 void VerbsRail::Reopen() {
-  if (life_.Reopen(Now())) endpoint_->backend().TimersChanged();
+  if (life_.Reopen(Now())) endpoint_->Reschedule();
 }
 
 void VerbsRail::OnPortUp() {
   life_.Hurry(Now());
-  endpoint_->backend().TimersChanged();
+  endpoint_->Reschedule();
 }
 
 void VerbsRail::OnDeadline(Time now) {

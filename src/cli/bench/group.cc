@@ -203,7 +203,7 @@ absl::StatusOr<LoopResult> BenchInitiator::DriveBack(const LoopSpec& spec) {
   const Duration most = spec.requests == 0 ? spec.duration + bench_.timeout : kLongestRun;
   const absl::StatusOr<Json> answer = channels_.front().Call(request, most);
   if (!answer.ok()) return answer.status();
-  return LoopResultFromJson(*answer);
+  return FromJson<LoopResult>(*answer);
 }
 
 absl::Status BenchInitiator::AwaitNotified(uint64_t expected) const {

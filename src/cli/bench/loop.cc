@@ -133,12 +133,9 @@ void Tally::Merge(const Tally& other) {
   elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
 }
 
-template <typename Io>
-void Fields(Io& io, JsonRef<Io, LoopResult> result) {
-  io("targets", result.targets);
-  io("times", result.times);
-  io("notified", result.notified);
-  io("timeline", result.timeline);
+absl::Status FromJson(const Json& json, Timeline& timeline) {
+  if (json.size() > kMaxTimeline) return Invalid("is too long");
+  return FromJson<TransferTimes>(json, timeline);
 }
 
 void LoopResult::Append(const LoopResult& other) {
@@ -147,16 +144,6 @@ void LoopResult::Append(const LoopResult& other) {
   times.Merge(other.times);
   notified.Merge(other.notified);
   timeline.insert(timeline.end(), other.timeline.begin(), other.timeline.end());
-}
-
-Json ToJson(const LoopResult& result) { return FieldsToJson(result); }
-
-absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json) {
-  absl::StatusOr<LoopResult> result = FromJson<LoopResult>(json);
-  if (!result.ok()) return result;
-  if (result->timeline.size() > kMaxTimeline) return Invalid("a timeline that is too long");
-  for (const Tally& tally : result->targets) result->all.Merge(tally);
-  return result;
 }
 
 absl::StatusOr<LoopResult> RunLoop(const LoopSpec& spec, size_t streams, size_t targets,

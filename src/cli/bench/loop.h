@@ -114,6 +114,9 @@ void Fields(Io& io, JsonRef<Io, TransferTimes> times) {
 
 using Timeline = std::vector<TransferTimes>;
 
+// InvalidArgument too if it has more than kMaxTimeline requests.
+absl::Status FromJson(const Json& json, Timeline& timeline);
+
 // When a target's application was notified of a transfer.
 struct ArrivalTime {
   uint64_t number = 0;   // of the transfer
@@ -185,8 +188,16 @@ struct LoopResult {
   void Append(const LoopResult& other);
 };
 
-Json ToJson(const LoopResult& result);
-absl::StatusOr<LoopResult> LoopResultFromJson(const Json& json);
+template <typename Io>
+void Fields(Io& io, JsonRef<Io, LoopResult> result) {
+  io("targets", result.targets);
+  io("times", result.times);
+  io("notified", result.notified);
+  io("timeline", result.timeline);
+  if constexpr (Io::kReads) {
+    for (const Tally& tally : result.targets) result.all.Merge(tally);
+  }
+}
 
 // Moves one request and returns when it has ended.
 using Exchange = std::function<absl::Status(size_t stream, const Request&)>;

@@ -136,11 +136,8 @@ void Fields(Io& io, JsonRef<Io, ProcessUse> use) {
 
 template <typename Io>
 void Fields(Io& io, JsonRef<Io, Ran> ran) {
-  io("all", ran.all);
-  io("targets", ran.targets);
-  io("times", ran.times);
-  io("notified", ran.notified);
-  io("timeline", ran.timeline);
+  JsonRef<Io, LoopResult> loop = ran;
+  Fields(io, loop);
   io("cpu_seconds", ran.cpu_seconds);
   io("rss_bytes", ran.rss_bytes);
   io("processes", ran.processes);

@@ -132,7 +132,7 @@ struct TargetReport {
   double cpu_seconds = 0;
   uint64_t rss_bytes = 0;
   uint64_t notifications = 0;  // of this session since its last report
-  // Of those, from posting to notification; empty without a common clock.
+  // The time of each from posting to notification; empty without a common clock.
   LatencyHistogram notified{};
   ArrivalTimes arrivals{};  // of those with a number, likewise
 };

@@ -178,7 +178,7 @@ absl::StatusOr<Json> PeerService::Drive(Session& session, const Json& request) {
       *loop, requests->streams(), 1, source,
       [&mover](size_t stream, const Request& r) { return mover.Move(stream, r); }, nullptr);
   if (!result.ok()) return result.status();
-  return ToJson(*result);
+  return FieldsToJson(*result);
 }
 
 Json PeerService::Report(Session& session) {

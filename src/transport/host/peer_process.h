@@ -27,11 +27,10 @@ class PeerProcess {
  public:
   PeerProcess() = default;
 
-  // Opens the process `pid` that started at `start_time`. (0, here or of `self`,
-  // this process: unknown and not checked; it is not checked either if /proc belongs to another pid
-  // namespace.) The start time is read after the
-  // pidfd is open, which ties the three together: while the pidfd shows no exit, the number `pid`
-  // belongs to this process and to no later one. NotFound: it has exited. Unavailable: no pidfd
+  // Opens the process `pid` that started at `start_time`. The start time is read after the pidfd is
+  // open, which ties the three together: while the pidfd shows no exit, the number `pid` belongs to
+  // this process and to no later one. It is not checked if it is 0, if that of `self` is 0, or if
+  // /proc shows another pid namespace. NotFound: the process has exited. Unavailable: no pidfd
   // here, and why. ResourceExhausted.
   static absl::StatusOr<PeerProcess> Open(const HostIdentity& self, uint32_t pid,
                                           uint64_t start_time);

@@ -287,7 +287,7 @@ TEST(NetControlEndpoint, DeadlinesOfItsDataAreKept) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
   pair.out->data_deadline = Now() + std::chrono::milliseconds(20);
-  pair.initiator.hub.TimersChanged();
+  pair.out->Reschedule();
   pair.initiator.hub.SetTimer();
   ASSERT_TRUE(pair.Until([&] { return pair.out->deadlines == 1; }));
 }

@@ -132,16 +132,19 @@ TEST(TimelineRecorder, KeepsTheFirstOfAllThreadsAndNoMore) {
   }
   LoopResult result;
   result.timeline = timeline;
-  const Json sent = ToJson(result);
-  const auto travelled = LoopResultFromJson(sent);
+  const Json sent = FieldsToJson(result);
+  const auto travelled = FromJson<LoopResult>(sent);
   ASSERT_TRUE(travelled.ok()) << travelled.status();
-  EXPECT_EQ(ToJson(*travelled), sent);
+  EXPECT_EQ(FieldsToJson(*travelled), sent);
   result.timeline.resize(kMaxTimeline + 1);
-  EXPECT_FALSE(LoopResultFromJson(ToJson(result)).ok());
+  EXPECT_FALSE(FromJson<LoopResult>(FieldsToJson(result)).ok());
+  Ran ran;
+  ran.timeline = result.timeline;
+  EXPECT_FALSE(FromJson<Ran>(FieldsToJson(ran)).ok());
   for (const char* bad : {"{}", "[[1,2]]", R"([[0,0,0,0,0,0,0,"x"]])"}) {
     Json damaged = sent;
     damaged["timeline"] = Json::parse(bad);
-    EXPECT_FALSE(LoopResultFromJson(damaged).ok()) << bad;
+    EXPECT_FALSE(FromJson<LoopResult>(damaged).ok()) << bad;
   }
 }
 
@@ -253,11 +256,11 @@ TEST(RunLoop, EndsWithTheFirstErrorAndCountsTargets) {
   ASSERT_TRUE(whole.ok());
   EXPECT_EQ(whole->all.requests, 1000u);
   EXPECT_EQ(seen.load(), 1000u);
-  const auto travelled = LoopResultFromJson(ToJson(*whole));
+  const auto travelled = FromJson<LoopResult>(FieldsToJson(*whole));
   ASSERT_TRUE(travelled.ok()) << travelled.status();
   EXPECT_EQ(travelled->all.requests, 1000u);
   EXPECT_EQ(travelled->all.elapsed_ns, whole->all.elapsed_ns);
-  EXPECT_FALSE(LoopResultFromJson({{"targets", {{1, 2}}}}).ok());
+  EXPECT_FALSE(FromJson<LoopResult>({{"targets", {{1, 2}}}}).ok());
 }
 
 TEST(LoopSpec, TravelsWholeAndMustHaveAnEnd) {
