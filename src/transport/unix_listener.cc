@@ -51,12 +51,15 @@ void UnixListener::Work() {
       return ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     });
     if (socket.valid()) {
+      starved_ = false;
       Take(std::move(socket));
     } else if (errno != EINTR && errno != ECONNABORTED) {
       acceptable_ = false;
       if (!OutOfResources(errno)) return;
-      Log(LogLevel::kWarning, "{}; new connections wait until descriptors are free",
-          ErrnoText(backend_ + ": accept", errno));
+      if (!std::exchange(starved_, true)) {
+        Log(LogLevel::kWarning, "{}; new connections wait until descriptors are free",
+            ErrnoText(backend_ + ": accept", errno));
+      }
       paused_until_ = Now() + kAcceptPause;
     }
   }

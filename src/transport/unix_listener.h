@@ -56,6 +56,7 @@ class UnixListener final : private Watcher {
   std::string name_;
   Fd listener_;
   bool acceptable_ = false;
+  bool starved_ = false;                // no descriptor since the last accept; was logged
   std::optional<Time> paused_until_;    // set while there are no descriptors
   std::vector<uint32_t> refused_uids_;  // users whose attempts were logged; bounded
 };

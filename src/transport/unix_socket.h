@@ -8,6 +8,7 @@
 
 #include <sys/types.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -43,6 +44,11 @@ absl::Status CheckCredentials(const Credentials& peer, uint32_t pid, std::string
 // they can.
 std::string WhyNotJoined(const HostIdentity& here, const HostIdentity& there,
                          std::string_view backend);
+
+// Whether a send that failed with this errno may succeed later, although the connection is well.
+inline bool PassesLater(int error) {
+  return error == EAGAIN || error == ENOBUFS || error == ENOMEM;
+}
 
 // Sends `head` and `body` as one packet, with descriptor `file` if it is not negative. Returns 0,
 // or errno; never EINTR.

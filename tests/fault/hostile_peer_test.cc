@@ -23,6 +23,8 @@ class HostilePeer : public ::testing::Test {
   void SetUp() override {
     AgentOptions options{.name = "victim", .backends = {"loopback"}};
     options.max_notifications = 64;
+    // Bounds end these connections, not time: a slow machine takes seconds to meet some of them.
+    options.connect_timeout = kAmple;
     ASSERT_OK_AND_ASSIGN(agent_, Agent::Create(options));
   }
   // The agent serves others as before.

@@ -76,9 +76,10 @@ bool Lifeline::TrySend(std::string_view bytes, int file) {
   // The kernel limits descriptors in flight. Sent without its descriptor, the packet makes the
   // other side report what is missing.
   if (error == ETOOMANYREFS) error = net::SendPacket(socket_.get(), {}, bytes, -1);
+  // No edge says that the kernel has memory again, so the next turn tries.
   if (error == EAGAIN) writable_ = false;
   // After any other error the connection is over; Receive reports it.
-  return error != EAGAIN;
+  return !net::PassesLater(error);
 }
 
 Lifeline::Got Lifeline::Receive(Packet& packet) {

@@ -109,7 +109,7 @@ Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, i
     ++frames_sent_;
     return Sent::kYes;
   }
-  if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) return Sent::kLater;
+  if (net::PassesLater(error)) return Sent::kLater;
   if (file >= 0 && error != EPIPE && error != ECONNRESET && error != ENOTCONN) {
     // The kernel passes no more descriptors (for example ETOOMANYREFS): the peer is sent the error
     // instead.

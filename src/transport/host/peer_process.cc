@@ -12,7 +12,7 @@
 namespace kvxfer {
 namespace {
 
-// Empty: no such process. An error: it could not be read.
+// Empty: no such process, or /proc hides it. An error: it could not be read.
 absl::StatusOr<std::string> ReadProc(uint32_t pid, std::string_view file) {
   const std::string path = absl::StrCat("/proc/", pid, "/", ToAbsl(file));
   OwnFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -57,7 +57,7 @@ absl::StatusOr<uint64_t> StartTime(uint32_t pid) {
   uint64_t ticks = 0;
   if (at == std::string::npos ||
       std::from_chars(text.data() + at + 1, text.data() + text.size(), ticks).ec != std::errc()) {
-    return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
+    return absl::NotFoundError(absl::StrCat("process ", pid, " exited, or /proc hides it"));
   }
   return ticks;
 }
@@ -79,6 +79,8 @@ absl::StatusOr<PeerProcess> PeerProcess::Open(const HostIdentity& self, uint32_t
   if (process.Exited()) return absl::NotFoundError(absl::StrCat("process ", pid, " exited"));
   if (start_time == 0 || self.start_time == 0 || !ProcIsOwn()) return process;
   absl::StatusOr<uint64_t> started = StartTime(pid);
+  // A missing entry proves nothing: `hidepid` hides those of processes that this one may not trace.
+  if (absl::IsNotFound(started.status()) && !process.Exited()) return process;
   if (!started.ok()) return started.status();
   if (*started != start_time) {
     return absl::NotFoundError(

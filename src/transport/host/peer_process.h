@@ -16,7 +16,8 @@
 
 namespace kvxfer {
 
-// Field 22 of /proc/<pid>/stat, clock ticks since boot. NotFound: no such process.
+// Field 22 of /proc/<pid>/stat, clock ticks since boot. NotFound: no such process, or it is hidden
+// (mount option hidepid).
 absl::StatusOr<uint64_t> StartTime(uint32_t pid);
 
 // The rest of the line of /proc/<pid>/status that begins with `label`, for example "Uid:". Empty:
@@ -30,8 +31,8 @@ class PeerProcess {
   // Opens the process `pid` that started at `start_time`. The start time is read after the pidfd is
   // open, which ties the three together: while the pidfd shows no exit, the number `pid` belongs to
   // this process and to no later one. It is not checked if it is 0, if that of `self` is 0, or if
-  // /proc shows another pid namespace. NotFound: the process has exited. Unavailable: no pidfd
-  // here, and why. ResourceExhausted.
+  // /proc hides the process or shows another pid namespace. NotFound: the process has exited.
+  // Unavailable: no pidfd here, and why. ResourceExhausted.
   static absl::StatusOr<PeerProcess> Open(const HostIdentity& self, uint32_t pid,
                                           uint64_t start_time);
 

@@ -4,12 +4,10 @@
 #include "src/backends/shm/wire.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <random>
 
 #include "src/core/base/host_identity.h"
-#include "src/transport/host/peer_process.h"
 
 namespace kvxfer::shm {
 namespace {
@@ -65,32 +63,6 @@ TEST(ShmWire, AnUnknownHostIsAnotherHost) {
   const HostIdentity host{
       .hostname = "a", .boot_id = "b", .net_namespace = 1, .pid_namespace = 2, .uid = 3, .pid = 4};
   EXPECT_TRUE(CheckReachable(host, host).ok());
-}
-
-TEST(ShmProcessHandle, IsBoundToPidAndStartTime) {
-  const auto self = static_cast<uint32_t>(getpid());
-  const auto started = StartTime(self);
-  ASSERT_TRUE(started.ok()) << started.status();
-  const auto held = PeerProcess::Open(ReadHostIdentity(), self, *started);
-  ASSERT_TRUE(held.ok()) << held.status();
-  EXPECT_FALSE(held->Exited());
-  // Expect that the same number with another start time is another process.
-  EXPECT_EQ(PeerProcess::Open(ReadHostIdentity(), self, *started + 1).status().code(),
-            absl::StatusCode::kNotFound);
-
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  const auto other = PeerProcess::Open(ReadHostIdentity(), static_cast<uint32_t>(child), 0);
-  ASSERT_TRUE(other.ok()) << other.status();
-  EXPECT_FALSE(other->Exited());
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  EXPECT_TRUE(other->Exited());
-  EXPECT_EQ(PeerProcess::Open(ReadHostIdentity(), static_cast<uint32_t>(child), 0).status().code(),
-            absl::StatusCode::kNotFound);
 }
 
 }  // namespace
