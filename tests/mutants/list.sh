@@ -8,6 +8,7 @@ book=src/core/protocol/lane_book.cc
 send=src/core/protocol/send_book.cc
 table=src/core/protocol/slot_table.cc
 channel=src/core/protocol/reliable_channel.cc
+rails=src/core/protocol/rail_fences.cc
 initiator=tests/unit/core/protocol/protocol_model_initiator.cc
 target=tests/unit/core/protocol/protocol_model_target.cc
 
@@ -116,3 +117,35 @@ mutant "next owner starts where a slot ended" $table \
   'std::max_element(slots.begin(), slots.end(), higher)->generation;' \
   'while (std::any_of(slots.begin(), slots.end(), has_next))' \
   'while (slots.empty() && std::any_of(slots.begin(), slots.end(), has_next))'
+mutant "a rail takes an event that its state does not know" $rails \
+  'transition.from == state && ' ''
+mutant "a rail is built again before its fence is answered" $rails \
+  'state = row->to;' 'state = row->to == State::kFencing ? State::kReopening : row->to;'
+mutant "a suspected rail takes data" $rails \
+  'up_ = state == State::kUp ?' 'up_ = state <= State::kSuspected ?'
+mutant "a rail whose last op has failed stays suspected" $rails \
+  'one.until = one.ops == 0 ? now + kExplainWithin : Time::max();' 'one.until = Time::max();'
+mutant "a rail is cleared while its ops are under way" $rails \
+  'one.until = one.ops == 0 ? now + kExplainWithin : Time::max();' \
+  'one.until = now + kExplainWithin;'
+mutant "the last op of a suspected rail starts no clock" $rails \
+  '  if (one.state == State::kSuspected && one.ops == 0) one.until = now + kExplainWithin;' ''
+mutant "the fence of a rail is waited for for ever" $rails \
+  'return rail.since + answer_within_;' 'return Time::max();'
+mutant "the time for the fence of a rail begins with the suspicion" $rails \
+  '.since = now;
+  rails_[rail].why = why;' '.why = why;'
+mutant "any error makes a rail suspected" $rails \
+  '  if (!EndsAsItsRail(why)) return false;' ''
+mutant "an op that fails after its rail waits to be explained" $rails \
+  'return rail < rails_.size() && rails_[rail].state == State::kSuspected;' \
+  'return rail < rails_.size();'
+mutant "a rail is fenced that was not to be" $rails \
+  'if (Apply(rail, Event::kFenced)) return' 'if (Apply(rail, Event::kFenced) || up_ != all_) return'
+mutant "the backend brings up a rail that it was not asked to build" $rails \
+  'if (Apply(rail, Event::kUp)) return true;' \
+  'if (Apply(rail, Event::kUp) || rails_[rail].state == State::kFencing) return true;'
+mutant "a target that knows no fences of rails is asked for one" $rails \
+  'if (target_fences_) return rail;' 'return rail;'
+mutant "the timer of one rail hides that of another" $rails \
+  'next = std::min(next, Limit(rail));' 'next = Limit(rail);'

@@ -16,8 +16,8 @@ command -v ccache >/dev/null && compiler="ccache $compiler"
 linker=
 command -v mold >/dev/null && linker=-fuse-ld=mold
 
-units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker"
-sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) src/core/protocol/id_set.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
+units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker rail_fences"
+sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) src/core/base/text.cc src/core/protocol/id_set.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
 for unit in $units; do sources+=" src/core/protocol/$unit.cc tests/unit/core/protocol/${unit}_test.cc"; done
 sources+=" tests/unit/core/protocol/arrival_tracker_exhaustive_test.cc tests/unit/core/protocol/arrival_tracker_random_test.cc"
 

@@ -222,7 +222,7 @@ Time Peer::NextTimer() const {
   for (const Path& path : paths_) {
     if (path.link) {
       if (path.link->state == Link::State::kClosing) continue;
-      next = std::min(next, NextRailTimer(*path.link));
+      next = std::min(next, path.link->rails.next());
       next = std::min(next, Up(path) ? path.link->ping_at : path.link->give_up);
       const bool proving = Up(path) && !path.link->proven && path.link->prove_by > pumped_;
       if (waiting && proving) next = std::min(next, path.link->prove_by);

@@ -36,6 +36,7 @@
 #include "src/core/plan/slice_walk.h"
 #include "src/core/protocol/id_set.h"
 #include "src/core/protocol/metadata.h"
+#include "src/core/protocol/rail_fences.h"
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/send_book.h"
 #include "src/core/protocol/slot_pool.h"
@@ -53,22 +54,6 @@ struct PeerView {
   std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
 };
 
-// What became of a rail that failed. In this order: the target is asked to fence it, it has, the
-// backend may build the rail anew.
-struct RailRecord {
-  // kSuspected: an op on it failed as those of a failing rail do, which is to be said or not.
-  enum class State : uint8_t { kUp, kSuspected, kFenceDue, kFencing, kReopening };
-  State state = State::kUp;
-  Time since{};        // it is not up
-  Time until{};        // of kSuspected: then the op failed alone; max while others are under way
-  uint32_t ops = 0;    // accepted, not completed
-  absl::Status why{};  // the last failure
-};
-
-// The last op of a failed rail is followed by kRailDown; where it is not so soon, the op that
-// failed failed alone.
-inline constexpr Duration kExplainWithin = std::chrono::milliseconds(20);
-
 // One connection from this agent to the peer over one backend.
 class Link : public EndpointUser {
  public:
@@ -81,7 +66,6 @@ class Link : public EndpointUser {
         seen(path_measure),
         endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
-  void SetRail(uint32_t rail, RailRecord::State to);
 
   Peer* const peer;
   const size_t backend;
@@ -101,19 +85,16 @@ class Link : public EndpointUser {
   // GPU memory of the peer that the backend has a key for and cannot reach after all (no P2P, a GPU
   // hidden from this process), and why: it is staged over another path. Until newer metadata come.
   std::unordered_map<RegionId, absl::Status> beyond;
-  RailPicker choice{{}};          // from kConnected on
-  std::vector<RailRecord> rails;  // of each rail
-  uint32_t fences_due = 0;        // of `rails`, how many are in that state
-  uint32_t unsettled = 0;         // and how many have a time limit
-  bool fences_rails = false;      // the target knows kFenceRail
-  bool full = false;              // every rail refused since SendData began
-  bool carries = false;           // the target knows kPiggyback
-  bool carried = false;           // told the target what belongs to the session the other way
-  bool refused = false;           // the target said to try again soon: the attempt did not fail
-  Time give_up{};                 // for becoming up
-  Time heard{};                   // last message
-  Time ping_at{};                 // next ping
-  Time unanswered{};              // when the oldest unanswered ping went out; zero: none
+  RailPicker choice{{}};  // from kConnected on
+  RailFences rails{};     // the same
+  bool full = false;      // every rail refused since SendData began
+  bool carries = false;   // the target knows kPiggyback
+  bool carried = false;   // told the target what belongs to the session the other way
+  bool refused = false;   // the target said to try again soon: the attempt did not fail
+  Time give_up{};         // for becoming up
+  Time heard{};           // last message
+  Time ping_at{};         // next ping
+  Time unanswered{};      // when the oldest unanswered ping went out; zero: none
 };
 
 // One transfer that has left the queue.
@@ -356,9 +337,7 @@ class Peer {
   void OnFreed(SlotRef slot);
   bool AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status);
   void RailTimers(Time now);
-  Time NextRailTimer(const Link& link) const;
   void ClearSuspicion(Link& link, uint32_t rail);
-  std::string WhyNoRail(const Link& link) const;
   std::vector<RailExplanation> ExplainRails(const Link& link) const;
 
   // peer_control.cc

@@ -11,8 +11,8 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
   Outbound& outbound = *entry->outbound;
-  RailRecord& record = link.rails[entry->rail];
-  --record.ops;
+  // The time matters only for a rail that is not up; to read the clock costs.
+  link.rails.OnCompleted(entry->rail, link.rails.up(entry->rail) ? runtime_->now : Now());
   const bool measured = status.ok() && !entry->sole;
   link.choice.OnCompleted(entry->rail, entry->blocks.bytes, runtime_->now, measured);
   link.seen->OnCompleted(entry->blocks.bytes, runtime_->now, measured);
@@ -20,9 +20,6 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   const bool fatal = failed && !AwaitRailDown(outbound, *entry, status);
   runtime_->ops.Release(op);
   --outbound.ops;
-  if (record.state == RailRecord::State::kSuspected && record.ops == 0) {
-    record.until = Now() + kExplainWithin;
-  }
   if (fatal) {
     return EndSoon(outbound, TransferState::kFailed, OpFailed(outbound, status));
   }
@@ -275,7 +272,8 @@ std::string Peer::Stage(const Outbound& outbound) const {
   }
   if (outbound.ops > 0 || !outbound.all_posted) {
     return absl::StrCat("sending, ", outbound.slices, " slices posted, ", outbound.ops,
-                        " not complete", outbound.link == nullptr ? "" : WhyNoRail(*outbound.link));
+                        " not complete",
+                        outbound.link == nullptr ? "" : outbound.link->rails.WhyNone());
   }
   if (outbound.opened) return "all sent, the peer has not confirmed the arrival";
   return "waiting to be sent";

@@ -39,7 +39,7 @@ PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
     EndpointInfo info = path.link->endpoint->Describe();
     one.rails = static_cast<uint32_t>(info.rails.size());
     one.why = std::move(info.path);
-    if (!path.link->proven) one.why += WhyNoRail(*path.link);
+    if (!path.link->proven) one.why += path.link->rails.WhyNone();
     one.each_rail = ExplainRails(*path.link);
   } else if (!path.reachable.ok()) {
     one.why = ToStd(path.reachable.message());

@@ -151,7 +151,8 @@ void Peer::TryAgain(Path& path, Time now) {
 // What is under way on a path that is not Ready.
 std::string Peer::Connecting(const Path& path) const {
   if (!Up(path)) return "connecting";
-  return absl::StrCat("connected, ", path.link->endpoint->Describe().path, WhyNoRail(*path.link));
+  return absl::StrCat("connected, ", path.link->endpoint->Describe().path,
+                      path.link->rails.WhyNone());
 }
 
 bool Peer::HasReady(const std::string& backend) const {

@@ -6,38 +6,15 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
-// The only place that says which rails are up.
-void Link::SetRail(uint32_t rail, RailRecord::State to) {
-  using enum RailRecord::State;
-  const auto timed = [](RailRecord::State state) { return state != kUp && state != kReopening; };
-  RailRecord& record = rails[rail];
-  if (record.state == kUp && to != kUp) record.since = Now();
-  unsettled += static_cast<uint32_t>(timed(to)) - static_cast<uint32_t>(timed(record.state));
-  fences_due +=
-      static_cast<uint32_t>(to == kFenceDue) - static_cast<uint32_t>(record.state == kFenceDue);
-  record.state = to;
-  choice.SetUp(rail, to == kUp);
-}
 
 void Peer::LearnRails(Link& link) {
   const std::vector<RailInfo> infos = link.endpoint->Describe().rails;
   link.choice = RailPicker(infos);
-  link.rails.resize(link.choice.size());
-  for (uint32_t rail = 0; rail < link.choice.size(); ++rail) {
-    const bool up = infos[rail].up;
-    link.SetRail(rail, up ? RailRecord::State::kUp : RailRecord::State::kReopening);
-    if (!up) link.rails[rail].why = absl::UnavailableError("not up yet");
-  }
+  link.rails = RailFences(infos, runtime_->options.connect_timeout, Now());
 }
 
 void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
-  if (rail >= link.rails.size()) return;
-  // Also one that never came up.
-  const RailRecord::State state = link.rails[rail].state;
-  if (state == RailRecord::State::kFenceDue || state == RailRecord::State::kFencing) return;
-  link.SetRail(rail, RailRecord::State::kFenceDue);
-  link.rails[rail].since = Now();
-  link.rails[rail].why = why;
+  if (!link.rails.OnDown(rail, why, Now())) return;
   for (auto& [id, outbound] : active_) {
     if (outbound.link != &link) continue;
     std::erase_if(outbound.unexplained, [&](const auto& failed) { return failed.rail == rail; });
@@ -45,14 +22,9 @@ void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
 }
 
 void Peer::OnRailUp(Link& link, uint32_t rail) {
-  // LearnRails may have seen already what this says.
-  if (rail >= link.rails.size() || link.choice.up(rail)) return;
-  if (link.rails[rail].state != RailRecord::State::kReopening) {
-    return CloseLink(link,
-                     absl::InternalError(absl::StrCat("the backend says that rail ", rail,
-                                                      " is up, which it was not asked to build")));
-  }
-  link.SetRail(rail, RailRecord::State::kUp);
+  const auto news = link.rails.OnUp(rail);
+  if (!news.ok()) return CloseLink(link, news.status());
+  if (!*news) return;
   if (link.state == Link::State::kUp && !link.proven) OnProven(link);
   // It may lie between other ports now.
   for (auto& [id, outbound] : active_) {
@@ -66,19 +38,15 @@ void Peer::OnRailUp(Link& link, uint32_t rail) {
 void Peer::SendRailFences() {
   for (Path& path : paths_) {
     Link* const link = path.link.get();
-    if (link == nullptr || link->fences_due == 0 || link->state != Link::State::kUp) continue;
-    if (!link->fences_rails) {
-      CloseLink(*link, absl::UnavailableError(
-                           "a rail failed, and the peer's older version cannot do without it"));
-      continue;
-    }
-    for (uint32_t rail = 0; rail < link->rails.size(); ++rail) {
-      if (link->rails[rail].state != RailRecord::State::kFenceDue) continue;
+    if (link == nullptr || link->state != Link::State::kUp) continue;
+    auto due = link->rails.NextDue();
+    for (; due.ok() && due->has_value(); due = link->rails.NextDue()) {
       const std::string message =
-          EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = rail});
+          EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = **due});
       if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
-      link->SetRail(rail, RailRecord::State::kFencing);
+      link->rails.OnFenceSent(**due);
     }
+    if (!due.ok()) CloseLink(*link, due.status());
   }
 }
 
@@ -88,15 +56,11 @@ void Peer::OnRailFenced(Link& link, const Envelope& envelope) {
   auto frame = Decode<RailFrame>(envelope.body);
   if (!frame.ok()) return ProtocolError(link, frame.status());
   const uint32_t rail = frame->rail;
-  if (rail >= link.rails.size() || link.rails[rail].state != RailRecord::State::kFencing) {
-    return ProtocolError(link, absl::InvalidArgumentError(absl::StrCat(
-                                   "it fenced rail ", rail, ", which it was not asked to")));
-  }
-  link.SetRail(rail, RailRecord::State::kReopening);
+  if (auto status = link.rails.OnFenced(rail); !status.ok()) return ProtocolError(link, status);
   // Not before: rails also end with their connection, which may close as planned, and then its end
   // is what there is to say.
   Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", metadata_.name, rail,
-      runtime_->backends[link.backend]->name(), ToStd(link.rails[rail].why.message()));
+      runtime_->backends[link.backend]->name(), ToStd(link.rails.why(rail).message()));
   for (auto& [id, outbound] : active_) {
     if (outbound.link == &link) DiscardLanes(outbound, rail);
   }
@@ -137,16 +101,7 @@ void Peer::OnFreed(SlotRef slot) {
 bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status) {
   Link& link = *outbound.link;
   if (!runtime_->backends[link.backend]->capabilities().rails_fail_alone) return false;
-  if (!absl::IsUnavailable(status) && !absl::IsAborted(status) && !absl::IsCancelled(status)) {
-    return false;
-  }
-  RailRecord& record = link.rails[op.rail];
-  if (record.state == RailRecord::State::kUp) {
-    link.SetRail(op.rail, RailRecord::State::kSuspected);
-    record.until = Time::max();
-    record.why = status;
-  }
-  if (record.state != RailRecord::State::kSuspected) return false;
+  if (!link.rails.OnFailed(op.rail, status, Now())) return false;
   if (std::ranges::find(outbound.unexplained, op.rail, &Outbound::Unexplained::rail) ==
       outbound.unexplained.end()) {
     outbound.unexplained.push_back({.rail = op.rail, .status = status});
@@ -158,40 +113,18 @@ bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const abs
   return true;
 }
 
-Time Peer::NextRailTimer(const Link& link) const {
-  Time next = Time::max();
-  if (link.unsettled == 0) return next;
-  for (const RailRecord& record : link.rails) {
-    using enum RailRecord::State;
-    if (record.state == kSuspected) next = std::min(next, record.until);
-    if (record.state == kFenceDue || record.state == kFencing) {
-      next = std::min(next, record.since + runtime_->options.connect_timeout);
-    }
-  }
-  return next;
-}
-
 void Peer::RailTimers(Time now) {
   for (Path& path : paths_) {
     Link* const link = path.link.get();
-    if (link == nullptr || link->state != Link::State::kUp || NextRailTimer(*link) > now) continue;
-    for (uint32_t rail = 0; rail < link->rails.size(); ++rail) {
-      const RailRecord& record = link->rails[rail];
-      using enum RailRecord::State;
-      if (record.state == kSuspected && record.until <= now) ClearSuspicion(*link, rail);
-      if (record.state != kFenceDue && record.state != kFencing) continue;
-      if (record.since + runtime_->options.connect_timeout > now) continue;
-      CloseLink(*link, absl::UnavailableError(
-                           absl::StrCat("the peer did not make rail ", rail,
-                                        " quiet, which failed: ", record.why.message())));
-      break;
-    }
+    if (link == nullptr || link->state != Link::State::kUp) continue;
+    const RailFences::Expired expired = link->rails.OnTime(now);
+    for (const uint32_t rail : expired.cleared) ClearSuspicion(*link, rail);
+    if (!expired.close.ok()) CloseLink(*link, expired.close);
   }
 }
 
-// Its ops failed alone.
+// The ops of `rail` failed alone.
 void Peer::ClearSuspicion(Link& link, uint32_t rail) {
-  link.SetRail(rail, RailRecord::State::kUp);
   std::vector<std::pair<Outbound*, absl::Status>> failed;
   for (auto& [id, outbound] : active_) {
     if (outbound.link != &link) continue;
@@ -205,32 +138,19 @@ void Peer::ClearSuspicion(Link& link, uint32_t rail) {
   }
 }
 
-// Of a connection all of whose rails are out of use; else nothing.
-std::string Peer::WhyNoRail(const Link& link) const {
-  std::string why;
-  for (uint32_t rail = 0; rail < link.rails.size(); ++rail) {
-    const RailRecord& record = link.rails[rail];
-    if (record.state == RailRecord::State::kUp) return {};
-    absl::StrAppend(&why, why.empty() ? "; no rail is up: " : "; ", "rail ", rail, ": ",
-                    record.why.message());
-  }
-  return why;
-}
-
 std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {
   std::vector<RailExplanation> rails;
   const Time now = Now();
   std::vector<RailInfo> infos = link.endpoint->Describe().rails;
   for (uint32_t rail = 0; rail < link.rails.size(); ++rail) {
-    const RailRecord& record = link.rails[rail];
-    const bool up = record.state == RailRecord::State::kUp;
+    const bool up = link.rails.up(rail);
     RailInfo info = rail < infos.size() ? std::move(infos[rail]) : RailInfo{};
     rails.push_back({.name = std::move(info.name),
                      .up = up,
                      .bytes_per_second = link.choice.bytes_per_second(rail),
                      .round_trip = info.round_trip,
-                     .down_for = up ? Duration{} : now - record.since,
-                     .why = std::string(record.why.message())});
+                     .down_for = up ? Duration{} : now - link.rails.since(rail),
+                     .why = std::string(link.rails.why(rail).message())});
   }
   return rails;
 }

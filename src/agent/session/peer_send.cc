@@ -351,15 +351,16 @@ bool Peer::PostPrepared(Outbound& outbound) {
   Link& link = *outbound.link;
   OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
   if (const auto bound = outbound.book.BoundTo(outbound.slice)) {
-    return link.choice.up(*bound) && PostPreparedOn(outbound, entry, *bound);
+    return link.rails.up(*bound) && PostPreparedOn(outbound, entry, *bound);
   }
   const std::span<const uint32_t> distances = DistancesFor(outbound, entry.blocks);
   uint64_t tried = 0;
   bool refused = true;  // by every rail, not for want of a slot
   while (true) {
-    const bool at_home = tried == 0 && outbound.home != kNoRail && link.choice.up(outbound.home);
+    const bool at_home = tried == 0 && outbound.home != kNoRail && link.rails.up(outbound.home);
     const uint32_t rail =
-        at_home ? outbound.home : link.choice.Pick(entry.blocks.bytes, tried, distances);
+        at_home ? outbound.home
+                : link.choice.Pick(entry.blocks.bytes, link.rails.up() & ~tried, distances);
     if (rail == kNoRail) break;
     tried |= uint64_t{1} << rail;
     if (!outbound.book.OpenLane(outbound.slice, rail, slots_, outbound.record->id)) {
@@ -410,7 +411,7 @@ bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t ra
 bool Peer::CloseLanes(Outbound& outbound) {
   while (const auto closing = outbound.book.NextToClose()) {
     // That of a failed rail will be discarded.
-    if (!outbound.link->choice.up(closing->rail)) return false;
+    if (!outbound.link->rails.up(closing->rail)) return false;
     const uint64_t id = runtime_->ops.Acquire(&outbound);
     runtime_->ops.Find(id)->rail = closing->rail;
     const Op op{.has_immediate = true,
@@ -429,7 +430,7 @@ bool Peer::CloseLanes(Outbound& outbound) {
 
 bool Peer::PostOn(Outbound& outbound, const Op& op) {
   if (!outbound.link->endpoint->Post(op)) return false;
-  ++outbound.link->rails[op.rail].ops;
+  outbound.link->rails.OnAccepted(op.rail);
   ++outbound.ops;
   return true;
 }

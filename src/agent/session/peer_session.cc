@@ -36,7 +36,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   link.acked = true;
   version_ = ack->version;
   link.carries = ack->version >= kPiggybackVersion;
-  link.fences_rails = ack->version >= kRailVersion;
+  link.rails.OnVersion(ack->version >= kRailVersion);
   if (ack->version < kPageVersion) {
     RevokeAllBut(std::move(ack->live_regions), ack->last_region);
   } else {
@@ -89,8 +89,7 @@ void Peer::GoUp(Link& link) {
     if (outbound.abort_due) link.endpoint->Fence({.transfer = id});
   }
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
-  const auto up = [](const RailRecord& record) { return record.state == RailRecord::State::kUp; };
-  if (std::ranges::any_of(link.rails, up)) OnProven(link);
+  if (link.rails.up() != 0) OnProven(link);
 }
 
 // What the target says before version 6: of the regions up to `last`, `live` are there.

@@ -18,7 +18,7 @@ RailPicker::RailPicker(std::span<const RailInfo> rails) {
   }
 }
 
-uint32_t RailPicker::Pick(uint64_t bytes, uint64_t tried,
+uint32_t RailPicker::Pick(uint64_t bytes, uint64_t usable,
                           std::span<const uint32_t> distances) const {
   uint32_t best = kNoRail;
   double best_cost = 0;
@@ -27,7 +27,7 @@ uint32_t RailPicker::Pick(uint64_t bytes, uint64_t tried,
   if (highest <= 0) highest = 1;  // if no rail's speed is known, only the ratio matters
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     const Rail& rail = rails_[i];
-    if (!rail.up || (tried >> i & 1) != 0) continue;
+    if ((usable >> i & 1) == 0) continue;
     const double factor = i < distances.size() ? 1.0 + distances[i] : 1.0;
     const double cost = static_cast<double>(rail.in_flight + bytes) * factor /
                         (rail.speed > 0 ? rail.speed : highest);

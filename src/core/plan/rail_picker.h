@@ -32,16 +32,13 @@ class RailPicker {
   static constexpr uint32_t kMaxRails = 64;  // rails beyond are not used
   static constexpr uint64_t kSample = 256 * 1024;
 
-  // All rails start as down.
   explicit RailPicker(std::span<const RailInfo> rails);
 
   uint32_t size() const { return static_cast<uint32_t>(rails_.size()); }
-  void SetUp(uint32_t rail, bool up) { rails_[rail].up = up; }
-  bool up(uint32_t rail) const { return rails_[rail].up; }
 
-  // The best rail for `bytes` more, among those that are up and whose bit in `tried` is 0; kNoRail
-  // if there is none. `distances`: each rail's Endpoint::rail_distance; missing ones count as 0.
-  uint32_t Pick(uint64_t bytes, uint64_t tried = 0, std::span<const uint32_t> distances = {}) const;
+  // The best rail for `bytes` more, among those whose bit in `usable` is 1; kNoRail if there is
+  // none. `distances`: each rail's Endpoint::rail_distance; missing ones count as 0.
+  uint32_t Pick(uint64_t bytes, uint64_t usable, std::span<const uint32_t> distances = {}) const;
 
   void OnPosted(uint32_t rail, uint64_t bytes, Time now);
   // An op has completed. `measured` false: not all of its bytes went over this rail, so the sample
@@ -57,7 +54,6 @@ class RailPicker {
     double speed = 0;  // bytes per second; 0: neither measured nor nominal
     bool measured = false;
     uint64_t in_flight = 0;
-    bool up = false;
     bool ran_empty = false;  // since the sample began
     uint64_t sampled = 0;    // bytes
     Duration busy{};         // time in which the sampled bytes completed

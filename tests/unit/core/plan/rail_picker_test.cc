@@ -14,11 +14,11 @@
 namespace kvxfer::testing {
 namespace {
 
+constexpr uint64_t kAllUp = UINT64_MAX;
+
 class Simulation {
  public:
-  explicit Simulation(const std::vector<RailInfo>& infos) : choice(infos), rails(infos.size()) {
-    for (uint32_t i = 0; i < infos.size(); ++i) choice.SetUp(i, true);
-  }
+  explicit Simulation(const std::vector<RailInfo>& infos) : choice(infos), rails(infos.size()) {}
 
   struct SimRail {
     double speed = 1e9;     // bytes a second; 0: stalled
@@ -33,7 +33,7 @@ class Simulation {
   void Transfer(int count, uint64_t bytes, uint64_t window, double poll = 5e-6) {
     while (count > 0 || (window > 0 && Busy())) {
       while (count > 0 && InFlight() + bytes <= window) {
-        const uint32_t rail = choice.Pick(bytes);
+        const uint32_t rail = choice.Pick(bytes, kAllUp);
         if (rail == kNoRail) break;
         choice.OnPosted(rail, bytes, At(now));
         SimRail& sim = rails[rail];
@@ -112,11 +112,9 @@ TEST(RailPicker, ARailAtAQuarterOfTheSpeedGetsAboutAQuarterOfTheBytes) {
 TEST(RailPicker, NominalSpeedsAreWhereItBegins) {
   const std::vector<RailInfo> infos = {{.bytes_per_second = 50e9}, {.bytes_per_second = 12.5e9}};
   RailPicker choice(infos);
-  choice.SetUp(0, true);
-  choice.SetUp(1, true);
   uint64_t got[2] = {0, 0};
   for (int i = 0; i < 50; ++i) {
-    const uint32_t rail = choice.Pick(1 << 20);
+    const uint32_t rail = choice.Pick(1 << 20, kAllUp);
     choice.OnPosted(rail, 1 << 20, Time{});
     got[rail] += 1;
   }
@@ -127,11 +125,9 @@ TEST(RailPicker, NominalSpeedsAreWhereItBegins) {
 TEST(RailPicker, OneOfUnknownSpeedCountsAsTheBest) {
   const std::vector<RailInfo> infos = {{.bytes_per_second = 50e9}, {}};
   RailPicker picker(infos);
-  picker.SetUp(0, true);
-  picker.SetUp(1, true);
   uint64_t got[2] = {0, 0};
   for (int i = 0; i < 10; ++i) {
-    const uint32_t rail = picker.Pick(1 << 20);
+    const uint32_t rail = picker.Pick(1 << 20, kAllUp);
     picker.OnPosted(rail, 1 << 20, Time{});
     got[rail] += 1;
   }
@@ -143,8 +139,6 @@ TEST(RailPicker, OneOfUnknownSpeedCountsAsTheBest) {
 TEST(RailPicker, OneThatWasNeverMeasuredGetsItsShareBesideOneThatWas) {
   const std::vector<RailInfo> infos(2);
   RailPicker picker(infos);
-  picker.SetUp(0, true);
-  picker.SetUp(1, true);
   Time now{};
   for (int i = 0; i < 2000; ++i) {
     picker.OnPosted(0, 4096, now);
@@ -154,7 +148,7 @@ TEST(RailPicker, OneThatWasNeverMeasuredGetsItsShareBesideOneThatWas) {
   EXPECT_GT(picker.bytes_per_second(0), 4e9);
   uint64_t got[2] = {0, 0};
   for (int i = 0; i < 8; ++i) {
-    const uint32_t rail = picker.Pick(64 * 1024);
+    const uint32_t rail = picker.Pick(64 * 1024, kAllUp);
     picker.OnPosted(rail, 64 * 1024, now);
     got[rail] += 1;
   }
@@ -201,29 +195,23 @@ TEST(RailPicker, TinyOpsDoNotMakeARailLookSlow) {
 TEST(RailPicker, ADistantRailWaitsUntilNearOnesHaveMoreToDo) {
   RailPicker choice(std::vector<RailInfo>(2));
   const std::vector<uint32_t> distances = {1, 0};
-  choice.SetUp(0, true);
-  choice.SetUp(1, true);
   std::vector<uint32_t> picked;
   for (int i = 0; i < 3; ++i) {
-    picked.push_back(choice.Pick(1000, 0, distances));
+    picked.push_back(choice.Pick(1000, kAllUp, distances));
     choice.OnPosted(picked.back(), 1000, Time{});
   }
   EXPECT_EQ(picked, (std::vector<uint32_t>{1, 0, 1}));
   // Gone is worse than far.
-  choice.SetUp(1, false);
-  EXPECT_EQ(choice.Pick(1000, 0, distances), 0u);
+  EXPECT_EQ(choice.Pick(1000, 0b01, distances), 0u);
 }
 
-TEST(RailPicker, DownOrTriedRailsAreNotPicked) {
-  RailPicker choice(std::vector<RailInfo>(3));
-  EXPECT_EQ(choice.Pick(1), kNoRail);
-  choice.SetUp(1, true);
-  choice.SetUp(2, true);
-  EXPECT_EQ(choice.Pick(1), 1u);
-  EXPECT_EQ(choice.Pick(1, 0b010), 2u);
-  EXPECT_EQ(choice.Pick(1, 0b110), kNoRail);
-  choice.SetUp(1, false);
-  EXPECT_EQ(choice.Pick(1), 2u);
+TEST(RailPicker, OnlyUsableRailsArePicked) {
+  const RailPicker choice(std::vector<RailInfo>(3));
+  EXPECT_EQ(choice.Pick(1, 0b000), kNoRail);
+  EXPECT_EQ(choice.Pick(1, 0b110), 1u);
+  EXPECT_EQ(choice.Pick(1, 0b100), 2u);
+  // There are three.
+  EXPECT_EQ(choice.Pick(1, 0b1000), kNoRail);
 }
 
 }  // namespace
