@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_join.h"
 #include "src/core/base/log.h"
 #include "src/core/base/random.h"
 #include "src/core/base/strings.h"
@@ -27,58 +26,35 @@ bool TouchesCuda(const internal::TransferRecord& record) {
          any(record.remote, record.blocks.remote_regions());
 }
 
-std::shared_ptr<const RegionTable> MakeTable(const AgentMetadata& metadata, const IdSet& revoked) {
-  std::vector<RegionView> views;
-  for (const auto& [region, keys, staging] : metadata.regions) {
-    if (revoked.Contains(static_cast<uint32_t>(region.id))) continue;
-    views.push_back({region.id, region.base, region.bytes, region.access, region.kind});
-  }
-  return std::make_shared<const RegionTable>(std::move(views), metadata.name);
-}
-
 }  // namespace
 
 Peer::Peer(Runtime* runtime, AgentMetadata metadata)
     : runtime_(runtime),
+      metadata_(std::move(metadata)),
+      paths_(runtime, &metadata_, &regions_, this),
       session_(RandomNonZero64()),
       unlinked_(Now()),
       stager_(this, &runtime->staging) {
-  Update(std::move(metadata));
-  for (size_t i = 0; i < runtime_->backends.size(); ++i) {
-    for (const auto& [name, address] : metadata_.backends) {
-      if (name != runtime_->backends[i]->name()) continue;
-      Path path{.backend = i, .address = address};
-      path.host = runtime_->backends[i]->capabilities().Takes(MemoryKind::kHost);
-      const auto& required = runtime_->options.require_backends;
-      path.reachable = required.empty() || std::ranges::find(required, name) != required.end()
-                           ? runtime_->backends[i]->Reachable(address, metadata_.host)
-                           : absl::UnavailableError("not among AgentOptions::require_backends");
-      paths_.push_back(std::move(path));
-    }
-  }
+  OnMetadata();
 }
 
 Peer::~Peer() = default;
 
 void Peer::Update(AgentMetadata metadata) {
   metadata_ = std::move(metadata);
-  regions_by_id_.clear();
-  for (const auto& region : metadata_.regions) {
-    regions_by_id_.emplace(static_cast<uint32_t>(region.region.id), &region);
-    if (!region.staging) continue;
-    staging_base_ = region.region.base;
-    staging_buffers_ = region.region.bytes / Staging::kBufferBytes;
-  }
+  OnMetadata();
+}
+
+void Peer::OnMetadata() {
+  regions_.Learn(metadata_);
   auto queued = view_ ? view_->queued : std::make_shared<std::atomic<uint32_t>>(0);
   view_ = std::make_shared<const PeerView>(
       PeerView{.name = metadata_.name,
                .incarnation = metadata_.incarnation,
-               .regions = MakeTable(metadata_, revoked_),
+               .regions = regions_.table(),
                .kv_caches = std::make_shared<const KvCacheTable>(std::move(metadata_.kv_caches)),
                .queued = std::move(queued)});
-  for (Path& path : paths_) {
-    if (path.link) path.link->beyond.clear();
-  }
+  paths_.OnMetadata();
   DropDeadKeys();
 }
 
@@ -128,12 +104,10 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
 // The aborts of what was in flight have to reach the target, and its answers this side: without
 // them nobody would learn that nothing lands any more.
 void Peer::FinishClosing(Time now) {
-  if (!closing_ || (UpLink() != nullptr && !active_.empty() && now < close_by_)) return;
+  if (!closing_ || (paths_.UpLink() != nullptr && !active_.empty() && now < close_by_)) return;
   ForEachActive(
       &Any, [&](Outbound& outbound) { BeginEnd(outbound, outbound.end_state, close_why_, now); });
-  for (Path& path : paths_) {
-    if (path.link) CloseLink(*path.link, close_why_);
-  }
+  paths_.ForEachLink([&](Link& link) { link.Close(close_why_); });
 }
 
 bool Peer::Any(const Outbound& /*outbound*/) { return true; }
@@ -190,18 +164,17 @@ void Peer::OnTimer(Time now) {
   }
   if (!waits_closed_.empty() && !cuda::Closing()) AnswerQuiesce();
   RailTimers(now);
-  for (Path& path : paths_) {
-    if (path.link) Heartbeat(*path.link, now);
-  }
+  paths_.ForEachLink([&](Link& link) { Heartbeat(link, now); });
 }
 
 void Peer::ExpireQueued(const std::unordered_set<uint64_t>& ids) {
   for (const TransferPtr& record :
        queue_.Remove([&](const auto& one) { return ids.contains(one.id); })) {
     const std::string stage =
-        HasReady(record->options.backend)
+        paths_.HasReady(record->options.backend)
             ? "waiting its turn (queue, slots or notification credit)"
-            : absl::StrCat("not connected: ", Unreachable(record->options.backend).message());
+            : absl::StrCat("not connected: ",
+                           paths_.Unreachable(record->options.backend).message());
     FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage));
   }
 }
@@ -215,21 +188,11 @@ Time Peer::NextTimer() const {
   }
   const bool waiting =
       !queue_.empty() || !active_.empty() || !quarantined_.empty() || stager_.unsettled();
-  if (closing_ && links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
+  if (closing_ && paths_.links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
   if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
     next = std::min(next, unlinked_ + kAbandonAfter);
   }
-  for (const Path& path : paths_) {
-    if (path.link) {
-      if (path.link->state == Link::State::kClosing) continue;
-      next = std::min(next, path.link->rails.next());
-      next = std::min(next, Up(path) ? path.link->ping_at : path.link->give_up);
-      const bool proving = Up(path) && !path.link->proven && path.link->prove_by > pumped_;
-      if (waiting && proving) next = std::min(next, path.link->prove_by);
-    } else if (waiting && path.retry_at > pumped_) {
-      next = std::min(next, path.retry_at);
-    }
-  }
+  next = std::min(next, paths_.NextTimer(waiting, pumped_));
   if (!closing_) next = std::min(next, points_.next());
   if (waits_ready_ || waits_key_) next = std::min(next, Now() + kReadyPoll);
   if (!waits_closed_.empty()) next = std::min(next, Now() + kClosedPoll);
@@ -243,26 +206,6 @@ absl::Status Peer::DeadlineStatus(const internal::TransferRecord& record,
   return absl::DeadlineExceededError(absl::StrCat("transfer ", record.id, " to peer ",
                                                   metadata_.name, " not done within ", ms.count(),
                                                   " ms: ", ToAbsl(stage)));
-}
-
-absl::Status Peer::CheckReachable(const std::vector<std::string>& backends) const {
-  std::string why;
-  auto code = absl::StatusCode::kFailedPrecondition;
-  for (const Path& path : paths_) {
-    const std::string_view name = runtime_->backends[path.backend]->name();
-    // Metadata that cannot be right from here, such as loopback of another host.
-    if (absl::IsInvalidArgument(path.reachable)) code = absl::StatusCode::kInvalidArgument;
-    if (!backends.empty() && std::ranges::find(backends, name) == backends.end()) continue;
-    if (path.reachable.ok()) return absl::OkStatus();
-    absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), ": ", path.reachable.message());
-  }
-  if (why.empty()) why = "both sides have no such backend in common";
-  const std::string over = backends.empty() ? ""
-                                            : absl::StrCat(" over a required backend (",
-                                                           absl::StrJoin(backends, ", "), ")");
-  return absl::Status(code,
-                      absl::StrCat("peer ", metadata_.name, " on host ", metadata_.host.hostname,
-                                   " cannot be reached", over, ": ", why));
 }
 
 }  // namespace kvxfer

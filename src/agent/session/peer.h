@@ -5,10 +5,13 @@
 // connections; it ends with the peer's incarnation, with RemovePeer, or when the target no longer
 // knows it.
 //
-// Thread-safety: none; owned by the engine. Split by event: peer_links.cc (connecting,
-// keeping alive, loss), peer_session.cc (hello, refusal, reset), peer_send.cc (from queue to OPEN),
+// Its parts are classes of their own: which link a transfer takes (PathSet), what the peer's memory
+// is (RemoteRegions), which rails are up (RailFences, of each link).
+//
+// Thread-safety: none; owned by the engine. Split by event: peer_links.cc (keeping connections
+// alive, loss), peer_session.cc (hello, refusal, reset), peer_send.cc (from queue to OPEN),
 // peer_rails.cc (rails that fail and come back), peer_control.cc (what the target says),
-// peer_end.cc (completions, aborts, ends, quiet), peer_explain.cc (what is told of the paths).
+// peer_end.cc (completions, aborts, ends, quiet).
 
 #ifndef KVXFER_AGENT_SESSION_PEER_H_
 #define KVXFER_AGENT_SESSION_PEER_H_
@@ -29,21 +32,18 @@
 #include "src/agent/engine/runtime.h"
 #include "src/agent/engine/transfer_record.h"
 #include "src/agent/session/asked_book.h"
+#include "src/agent/session/link.h"
+#include "src/agent/session/path_set.h"
+#include "src/agent/session/remote_regions.h"
 #include "src/agent/session/send_queue.h"
 #include "src/agent/staging/stager.h"
-#include "src/core/plan/path_choice.h"
-#include "src/core/plan/rail_picker.h"
 #include "src/core/plan/slice_walk.h"
-#include "src/core/protocol/id_set.h"
 #include "src/core/protocol/metadata.h"
-#include "src/core/protocol/rail_fences.h"
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/send_book.h"
 #include "src/core/protocol/slot_pool.h"
 
 namespace kvxfer {
-
-class Peer;
 
 // What the API threads need to plan a transfer to a peer. Immutable but for `queued`.
 struct PeerView {
@@ -52,49 +52,6 @@ struct PeerView {
   std::shared_ptr<const RegionTable> regions{};
   std::shared_ptr<const KvCacheTable> kv_caches{};
   std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
-};
-
-// One connection from this agent to the peer over one backend.
-class Link : public EndpointUser {
- public:
-  enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
-
-  Link(Peer* link_peer, size_t backend_index, PathMeasure* path_measure,
-       std::unique_ptr<Endpoint> link_endpoint)
-      : peer(link_peer),
-        backend(backend_index),
-        seen(path_measure),
-        endpoint(std::move(link_endpoint)) {}
-  void OnEvent(Event& event) override;
-
-  Peer* const peer;
-  const size_t backend;
-  PathMeasure* const seen;  // outlives the link
-  State state = State::kConnecting;
-  // In kHello: what the target has said so far.
-  bool acked = false;
-  uint64_t regions_due = 0;     // of which it is to say whether they live, by its hello-ack
-  uint64_t regions_listed = 0;  // and of so many it has
-  bool was_up = false;
-  // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
-  // may let words through and no data.
-  bool proven = false;
-  Time prove_by{};  // from then on transfers do not wait for that where there is another path
-  std::unique_ptr<Endpoint> endpoint;
-  std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
-  // GPU memory of the peer that the backend has a key for and cannot reach after all (no P2P, a GPU
-  // hidden from this process), and why: it is staged over another path. Until newer metadata come.
-  std::unordered_map<RegionId, absl::Status> beyond;
-  RailPicker choice{{}};  // from kConnected on
-  RailFences rails{};     // the same
-  bool full = false;      // every rail refused since SendData began
-  bool carries = false;   // the target knows kPiggyback
-  bool carried = false;   // told the target what belongs to the session the other way
-  bool refused = false;   // the target said to try again soon: the attempt did not fail
-  Time give_up{};         // for becoming up
-  Time heard{};           // last message
-  Time ping_at{};         // next ping
-  Time unanswered{};      // when the oldest unanswered ping went out; zero: none
 };
 
 // One transfer that has left the queue.
@@ -159,14 +116,14 @@ struct Outbound {
   bool moving() const { return published && ops > 0; }
 };
 
-class Peer {
+class Peer : private PathSet::User {
  public:
   // A session without a connection is given up before the target sweeps it
   // (InboundHub::kSweepAfter), so that both never disagree on what was delivered.
   static constexpr Duration kAbandonAfter = std::chrono::seconds(30);
 
   Peer(Runtime* runtime, AgentMetadata metadata);
-  ~Peer();
+  ~Peer() override;
 
   const AgentMetadata& metadata() const { return metadata_; }
   // Newer metadata of the same incarnation.
@@ -188,7 +145,7 @@ class Peer {
   // Ends every transfer as `state`, and closes every connection once the target has said that it
   // lets go of them, or `within` from now. Pump goes on; call Finished until true.
   void Close(TransferState state, const absl::Status& why, Duration within);
-  bool Finished() const { return links() == 0 && !stager_.moving(); }
+  bool Finished() const { return paths_.links() == 0 && !stager_.moving(); }
   // Takes over the quarantines of `before`, which knew the same incarnation and is finished.
   void Inherit(const Peer& before);
 
@@ -200,65 +157,29 @@ class Peer {
   void OnTimer(Time now);
   Time NextTimer() const;
 
-  Explanation Explain() const;
+  Explanation Explain() const { return paths_.Explain(Now()); }
   // OK when one of `backends` could reach it (all: empty).
-  absl::Status CheckReachable(const std::vector<std::string>& backends) const;
+  absl::Status CheckReachable(const std::vector<std::string>& backends) const {
+    return paths_.CheckReachable(backends);
+  }
 
  private:
-  friend class Link;
   friend class Stager;
 
-  // One backend that both sides have.
-  struct Path {
-    size_t backend = 0;
-    std::string address{};
-    bool host = true;           // takes host memory
-    absl::Status reachable{};   // static: the backend's own word
-    absl::Status last_error{};  // of the last attempt or connection
-    Time failed_at{};           // an attempt failed
-    Time retry_at{};
-    uint32_t failures = 0;  // in a row
-    PathMeasure seen{};
-    std::unique_ptr<Link> link{};
-  };
-
   // peer_links.cc
-  size_t links() const;
-  Link* UpLink();
-  using Suits = absl::FunctionRef<bool(const Path&)>;
-  absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now,
-                                Suits suits, Link* second = nullptr);
-  PathOrder Preferred(uint64_t bytes, Time now) const;
-  // The path is of that backend; empty: any is.
-  bool IsOf(const Path& path, const std::string& backend) const;
-  static bool Up(const Path& path) { return path.link && path.link->state == Link::State::kUp; }
-  // Data passes too, not words alone.
-  static bool Ready(const Path& path) { return Up(path) && path.link->proven; }
-  void PassOver(Path& path);
-  void TryAgain(Path& path, Time now);
-  absl::Status Dial(Path& path, Time now);
-  absl::Status Unreachable(const std::string& backend) const;
-  std::string Connecting(const Path& path) const;
-  bool HasReady(const std::string& backend) const;
-  void OnProven(Link& link);
+  void OnLinkEvent(Link& link, Event& event) override;
+  void OnFirstLink() override;
   void OnDown(Link& link, const absl::Status& why);
   void LoseData(Link& link, const absl::Status& why);
-  void CloseLink(Link& link, const absl::Status& why);
   // Of those that `which` picks, in the order of their ids: the end of one may erase it, and its
   // children, which come after it.
   static bool Any(const Outbound& outbound);
   void ForEachActive(absl::FunctionRef<bool(const Outbound&)> which,
                      absl::FunctionRef<void(Outbound&)> end);
   void FinishClosing(Time now);
+  void OnMetadata();
   void KeepAlive(Time now);
   void Heartbeat(Link& link, Time now);
-
-  // peer_explain.cc
-  PathExplanation ExplainPath(const Path& path, Time now) const;
-  void ExplainChoice(Explanation& out, Time now) const;
-  MemoryExplanation ExplainPair(const Explanation& paths, MemoryKind local, MemoryKind remote,
-                                Time now) const;
-  void ExplainMemory(Explanation& out, Time now) const;
 
   // peer_session.cc
   void OnConnected(Link& link);
@@ -266,7 +187,6 @@ class Peer {
   void OnRefuse(Link& link, const Envelope& envelope);
   void OnRegions(Link& link, const Envelope& envelope);
   void GoUp(Link& link);
-  void RevokeAllBut(std::vector<uint32_t> live, uint32_t last);
   void CheckDeath(const absl::Status& why);
   void ResetSession(const absl::Status& why, Time posted_until = Time::max());
   void NewSession();
@@ -278,7 +198,6 @@ class Peer {
   void ReturnCredit(const TransferOptions& options);
   absl::Status Begin(const TransferPtr& record, Link* link);
   absl::Status ResolveRegions(Outbound& outbound);
-  absl::StatusOr<const AgentMetadata::Region*> LiveRegion(RegionId id) const;
   absl::StatusOr<const RemoteKey*> KeyOf(Link& link, RegionId id);
   void DropDeadKeys();
   void DropKeys(std::span<const uint32_t> regions);
@@ -304,17 +223,6 @@ class Peer {
   void FlushControl();
 
   // peer_staging.cc
-  // Whether a path reaches a region itself, of this agent or of the peer.
-  bool ReachesLocal(const Path& path, const RegionView& region) const;
-  bool ReachesRemote(const Path& path, const RegionView& region) const;
-  // Why a link does not reach the peer's memory of a transfer though there are keys for it; OK: it
-  // does, as far as is known.
-  static absl::Status WhyBeyond(const Link* link, const internal::TransferRecord& record);
-  // How a path gets at the memory of a transfer at both ends.
-  enum class Reach : uint8_t { kNone, kStaged, kNative };
-  Reach ReachOf(const Path& path, const internal::TransferRecord& record) const;
-  absl::StatusOr<Link*> LinkFor(const internal::TransferRecord& record, Time now);
-  absl::Status NoWay(const internal::TransferRecord& record, const absl::Status& unreachable) const;
   bool CopiesItself(const Link& link) const;
   bool PostStaged(Outbound& outbound);
   absl::Status BeginChild(const TransferPtr& record, Link* link);
@@ -324,10 +232,8 @@ class Peer {
   void OnSettled(const TransferPtr& record);
   const StagedMemory* StagedLocal(const internal::TransferRecord& record, uint32_t index) const;
   absl::StatusOr<const StagedKey*> StagedRemote(const RegionView& region);
-  void TellStaged(const internal::TransferRecord& record, const Link& link);
 
   // peer_rails.cc
-  void LearnRails(Link& link);
   void OnRailDown(Link& link, uint32_t rail, const absl::Status& why);
   void OnRailUp(Link& link, uint32_t rail);
   void OnRailFenced(Link& link, const Envelope& envelope);
@@ -338,7 +244,6 @@ class Peer {
   bool AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status);
   void RailTimers(Time now);
   void ClearSuspicion(Link& link, uint32_t rail);
-  std::vector<RailExplanation> ExplainRails(const Link& link) const;
 
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
@@ -377,18 +282,12 @@ class Peer {
 
   Runtime* const runtime_;
   AgentMetadata metadata_;
+  RemoteRegions regions_;
   std::shared_ptr<const PeerView> view_;
-  std::unordered_map<uint32_t, const AgentMetadata::Region*> regions_by_id_;
-  // Regions that the target deregistered, also those whose metadata has not come yet: an id is
-  // never used again.
-  IdSet revoked_;
-  // Live regions separate the runs, so more runs than this mean invented ids.
-  static constexpr size_t kMaxDeadRuns = 2 * kMaxRegions;
-  std::vector<Path> paths_;  // in order of preference
+  PathSet paths_;
   bool closing_ = false;
   Time close_by_{};
   absl::Status close_why_{};
-  bool warned_fallback_ = false;
 
   // Session.
   uint64_t session_ = 0;
@@ -416,10 +315,7 @@ class Peer {
   cuda::PointPoll points_;    // what transfers wait for in CUDA streams
   bool waits_key_ = false;    // a region's key is not here yet
   Stager stager_;
-  uint64_t staging_base_ = 0;                            // address of slot 0 at the target
-  uint64_t staging_buffers_ = 0;                         // how many it has, lent or not; 0: none
   std::unordered_map<uint32_t, StagedKey> staged_keys_;  // by region
-  std::string logged_staged_{};  // over which backend it was said last that GPU memory is staged
   // Transfers whose quiet was not learnt before their session ended.
   std::vector<TransferPtr> quarantined_;
 

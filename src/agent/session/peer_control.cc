@@ -202,9 +202,7 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
   if (auto status = asked_.CheckSpace(frame, version_, waits_closed_.size()); !status.ok()) {
     return status;
   }
-  if (revoked_.runs() > kMaxDeadRuns) {
-    return absl::ResourceExhaustedError("more regions are gone than were");
-  }
+  if (auto status = regions_.CheckRevoked(); !status.ok()) return status;
   std::vector<uint32_t> named = frame.regions;
   std::ranges::sort(named);
   const auto touches = [&](const internal::TransferRecord& record) {
@@ -216,7 +214,7 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
     });
   };
   if (frame.revoke) {
-    for (uint32_t region : frame.regions) revoked_.Add(region);
+    for (uint32_t region : frame.regions) regions_.Revoke(region);
     for (const TransferPtr& record : queue_.Remove(touches)) {
       FailQueued(record, TransferState::kFailed,
                  absl::FailedPreconditionError(
@@ -225,8 +223,8 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
     }
   }
   const bool cuda = std::ranges::any_of(frame.regions, [this](uint32_t id) {
-    const auto known = regions_by_id_.find(id);
-    return known != regions_by_id_.end() && known->second->region.kind == MemoryKind::kCuda;
+    const AgentMetadata::Region* const known = regions_.Find(RegionId{id});
+    return known != nullptr && known->region.kind == MemoryKind::kCuda;
   });
   std::unordered_set<uint64_t> transfers;
   queue_.ForEach([&](const internal::TransferRecord& record) {
@@ -268,7 +266,7 @@ void Peer::AnswerQuiesce() {
 
 void Peer::ProtocolError(Link& link, const absl::Status& why) {
   const absl::Status status = Broken(why);
-  CloseLink(link, status);
+  link.Close(status);
   ResetSession(status);
 }
 

@@ -122,9 +122,7 @@ void Peer::BeginEnd(Outbound& outbound, TransferState state, absl::Status why, T
   if (fetching) PushFetchEnd(*outbound.record, 0);
   // A transfer of which the target has seen nothing and that has no number needs no word of it.
   outbound.abort_due = outbound.opened || outbound.order != 0 || !abort.slots.empty();
-  for (Path& path : paths_) {
-    if (Up(path)) path.link->endpoint->Fence({.transfer = id});
-  }
+  paths_.ForEachUpLink([id](Link& link) { link.endpoint->Fence({.transfer = id}); });
   if (outbound.staged) stager_.Cancel(outbound, outbound.end_status, give_up);
   if (outbound.abort_due) {
     channel_.Push(FrameType::kAbort, abort);
@@ -262,7 +260,7 @@ void Peer::Inherit(const Peer& before) {
       quarantined_.push_back(outbound.record);
     }
   }
-  if (UpLink() != nullptr) ClearQuarantines();
+  if (paths_.UpLink() != nullptr) ClearQuarantines();
 }
 
 std::string Peer::Stage(const Outbound& outbound) const {

@@ -7,12 +7,6 @@
 
 namespace kvxfer {
 
-void Peer::LearnRails(Link& link) {
-  const std::vector<RailInfo> infos = link.endpoint->Describe().rails;
-  link.choice = RailPicker(infos);
-  link.rails = RailFences(infos, runtime_->options.connect_timeout, Now());
-}
-
 void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
   if (!link.rails.OnDown(rail, why, Now())) return;
   for (auto& [id, outbound] : active_) {
@@ -23,9 +17,9 @@ void Peer::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
 
 void Peer::OnRailUp(Link& link, uint32_t rail) {
   const auto news = link.rails.OnUp(rail);
-  if (!news.ok()) return CloseLink(link, news.status());
+  if (!news.ok()) return link.Close(news.status());
   if (!*news) return;
-  if (link.state == Link::State::kUp && !link.proven) OnProven(link);
+  if (link.state == Link::State::kUp && !link.proven) paths_.OnProven(link);
   // It may lie between other ports now.
   for (auto& [id, outbound] : active_) {
     if (outbound.link == &link) outbound.distances.local = nullptr;
@@ -36,18 +30,16 @@ void Peer::OnRailUp(Link& link, uint32_t rail) {
 
 // Over the connection itself: lost only together with it, and then nothing needs a fence any more.
 void Peer::SendRailFences() {
-  for (Path& path : paths_) {
-    Link* const link = path.link.get();
-    if (link == nullptr || link->state != Link::State::kUp) continue;
-    auto due = link->rails.NextDue();
-    for (; due.ok() && due->has_value(); due = link->rails.NextDue()) {
+  paths_.ForEachUpLink([this](Link& link) {
+    auto due = link.rails.NextDue();
+    for (; due.ok() && due->has_value(); due = link.rails.NextDue()) {
       const std::string message =
           EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = **due});
-      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
-      link->rails.OnFenceSent(**due);
+      if (!link.endpoint->Send(std::as_bytes(std::span(message)))) break;
+      link.rails.OnFenceSent(**due);
     }
-    if (!due.ok()) CloseLink(*link, due.status());
-  }
+    if (!due.ok()) link.Close(due.status());
+  });
 }
 
 // From here on nothing of the rail's earlier life is on the way, and all of it that arrived has
@@ -114,13 +106,11 @@ bool Peer::AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const abs
 }
 
 void Peer::RailTimers(Time now) {
-  for (Path& path : paths_) {
-    Link* const link = path.link.get();
-    if (link == nullptr || link->state != Link::State::kUp) continue;
-    const RailFences::Expired expired = link->rails.OnTime(now);
-    for (const uint32_t rail : expired.cleared) ClearSuspicion(*link, rail);
-    if (!expired.close.ok()) CloseLink(*link, expired.close);
-  }
+  paths_.ForEachUpLink([this, now](Link& link) {
+    const RailFences::Expired expired = link.rails.OnTime(now);
+    for (const uint32_t rail : expired.cleared) ClearSuspicion(link, rail);
+    if (!expired.close.ok()) link.Close(expired.close);
+  });
 }
 
 // The ops of `rail` failed alone.
@@ -136,23 +126,6 @@ void Peer::ClearSuspicion(Link& link, uint32_t rail) {
   for (auto& [outbound, status] : failed) {
     EndSoon(*outbound, TransferState::kFailed, OpFailed(*outbound, status));
   }
-}
-
-std::vector<RailExplanation> Peer::ExplainRails(const Link& link) const {
-  std::vector<RailExplanation> rails;
-  const Time now = Now();
-  std::vector<RailInfo> infos = link.endpoint->Describe().rails;
-  for (uint32_t rail = 0; rail < link.rails.size(); ++rail) {
-    const bool up = link.rails.up(rail);
-    RailInfo info = rail < infos.size() ? std::move(infos[rail]) : RailInfo{};
-    rails.push_back({.name = std::move(info.name),
-                     .up = up,
-                     .bytes_per_second = link.choice.bytes_per_second(rail),
-                     .round_trip = info.round_trip,
-                     .down_for = up ? Duration{} : now - link.rails.since(rail),
-                     .why = std::string(link.rails.why(rail).message())});
-  }
-  return rails;
 }
 
 }  // namespace kvxfer

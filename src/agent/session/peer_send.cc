@@ -19,7 +19,7 @@ void Peer::Admit(Time now) {
   waits_key_ = false;
   while (!queue_.idle() && active_.size() < runtime_->options.max_active_transfers) {
     const TransferPtr record = queue_.front();
-    auto link = LinkFor(*record, now);
+    auto link = paths_.LinkFor(*record, now);
     if (link.ok() && *link == nullptr) return;
     if (link.ok() && !HasCredit(record->options)) return;
     absl::Status status = link.ok() ? Begin(record, *link) : link.status();
@@ -27,7 +27,8 @@ void Peer::Admit(Time now) {
       waits_key_ = true;
       return;
     }
-    if (link.ok() && !status.ok() && !WhyBeyond(*link, *record).ok()) continue;  // another way
+    if (link.ok() && !status.ok() && !PathSet::WhyBeyond(**link, *record).ok())
+      continue;  // another way
     queue_.Pop();
     if (status.ok()) continue;
     if (record->layer_stream != 0) queue_.NextOf(record->layer_stream);
@@ -91,7 +92,7 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
     capabilities.arrival = Arrival::kCopied;
     capabilities.max_op_bytes = Staging::kBufferBytes;
     capabilities.max_op_pieces = Stager::kMaxPieces;
-    TellStaged(*record, *link);
+    paths_.TellStaged(*record, *link);
   }
   std::optional<LaneBook> lanes;
   if (record->kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate) {
@@ -118,9 +119,7 @@ absl::Status Peer::ResolveRegions(Outbound& outbound) {
   }
   outbound.registrations.resize(record.local->regions().size());
   outbound.keys.resize(record.remote->regions().size());
-  const auto same = [&](const Path& path) { return path.link.get() == outbound.link; };
-  outbound.staged =
-      record.cuda && ReachOf(*std::ranges::find_if(paths_, same), record) == Reach::kStaged;
+  outbound.staged = paths_.Stages(*outbound.link, record);
   if (outbound.staged) {
     for (uint32_t index : record.blocks.local_regions()) {
       outbound.registrations[index] = StagedLocal(record, index);
@@ -149,21 +148,10 @@ absl::Status Peer::ResolveRegions(Outbound& outbound) {
   return absl::OkStatus();
 }
 
-// One that may be used still. A transfer may have been posted before its region was revoked, and
-// begin after: no key is made for it, for DropKeys may have been here.
-absl::StatusOr<const AgentMetadata::Region*> Peer::LiveRegion(RegionId id) const {
-  const auto number = static_cast<uint32_t>(id);
-  const auto known = regions_by_id_.find(number);
-  if (known == regions_by_id_.end() || revoked_.Contains(number)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("region ", number, " of peer ", metadata_.name,
-                     " was deregistered there; take its metadata again"));
-  }
-  return known->second;
-}
-
+// A transfer may have been posted before its region was revoked, and begin after: no key is made
+// for it, for DropKeys may have been here.
 absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
-  const auto known = LiveRegion(id);
+  const auto known = regions_.Live(id);
   if (!known.ok()) return known.status();
   if (const auto it = link.keys.find(id); it != link.keys.end()) return it->second.get();
   const AgentMetadata::Region& region = **known;
@@ -189,24 +177,21 @@ void Peer::DropDeadKeys() {
   for (const auto& [id, outbound] : active_) {
     used.insert(outbound.keys.begin(), outbound.keys.end());
   }
-  const auto dead = [&](uint32_t id, const RemoteKey* key) {
-    return (revoked_.Contains(id) || !regions_by_id_.contains(id)) && !used.contains(key);
+  const auto dead = [&](RegionId id, const RemoteKey* key) {
+    return !regions_.Usable(id) && !used.contains(key);
   };
-  for (Path& path : paths_) {
-    if (!path.link) continue;
-    std::erase_if(path.link->keys, [&](const auto& entry) {
-      return dead(static_cast<uint32_t>(entry.first), entry.second.get());
-    });
-  }
-  std::erase_if(staged_keys_, [&](const auto& entry) { return dead(entry.first, &entry.second); });
+  paths_.ForEachLink([&](Link& link) {
+    std::erase_if(link.keys,
+                  [&](const auto& entry) { return dead(entry.first, entry.second.get()); });
+  });
+  std::erase_if(staged_keys_,
+                [&](const auto& entry) { return dead(RegionId{entry.first}, &entry.second); });
 }
 
 // Of regions that no transfer uses.
 void Peer::DropKeys(std::span<const uint32_t> regions) {
   for (const uint32_t region : regions) {
-    for (Path& path : paths_) {
-      if (path.link) path.link->keys.erase(RegionId{region});
-    }
+    paths_.ForEachLink([region](Link& link) { link.keys.erase(RegionId{region}); });
     staged_keys_.erase(region);
   }
 }
@@ -217,9 +202,7 @@ void Peer::SendData(Time now) {
   waits_ready_ = false;
   points_.BeginRound(now);
   if (sending_.empty()) return;
-  for (Path& path : paths_) {
-    if (path.link) path.link->full = false;
-  }
+  paths_.ForEachLink([](Link& link) { link.full = false; });
   size_t begin = 0;
   while (begin < sending_.size()) {
     const int priority = sending_[begin]->record->options.priority;
@@ -501,7 +484,7 @@ bool Peer::SendPiggybacked(Link& link) {
 
 void Peer::FlushControl() {
   SendRailFences();
-  Link* link = UpLink();
+  Link* link = paths_.UpLink();
   if (link == nullptr || !SendPiggybacked(*link)) return;
   inline_data_ = false;
   SendKept(channel_, *link->endpoint);

@@ -16,12 +16,12 @@ void Peer::OnConnected(Link& link) {
                    .session = session_,
                    .oldest_kept = session_known_ ? channel_.oldest_kept() : 0,
                    .name = runtime_->options.name};
-  LearnRails(link);
+  link.LearnRails(runtime_->options.connect_timeout, Now());
   link.state = Link::State::kHello;
   link.give_up = Now() + runtime_->options.connect_timeout;
   const std::string message = EncodeMessage(FrameType::kHello, 0, channel_.received(), hello);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
-    CloseLink(link, absl::InternalError("no room for the hello"));
+    link.Close(absl::InternalError("no room for the hello"));
   }
 }
 
@@ -38,7 +38,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   link.carries = ack->version >= kPiggybackVersion;
   link.rails.OnVersion(ack->version >= kRailVersion);
   if (ack->version < kPageVersion) {
-    RevokeAllBut(std::move(ack->live_regions), ack->last_region);
+    regions_.RevokeAllBut(std::move(ack->live_regions), ack->last_region);
   } else {
     link.regions_due = ack->last_region;
   }
@@ -54,15 +54,8 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
     return ProtocolError(link, absl::InvalidArgumentError("regions of another incarnation"));
   }
   link.regions_listed += uint64_t{page->last} - page->first + 1;
-  uint32_t next = page->first;
-  for (const RegionRun& run : page->live) {
-    if (run.first > next) revoked_.Add(next, run.first - 1);
-    next = run.last + 1;
-  }
-  if (next != 0 && next <= page->last) revoked_.Add(next, page->last);
-  if (revoked_.runs() > kMaxDeadRuns) {
-    return ProtocolError(link, absl::ResourceExhaustedError("more regions are gone than were"));
-  }
+  regions_.OnPage(*page);
+  if (auto status = regions_.CheckRevoked(); !status.ok()) return ProtocolError(link, status);
   GoUp(link);
 }
 
@@ -70,7 +63,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
 void Peer::GoUp(Link& link) {
   if (!link.acked || link.regions_listed < link.regions_due) return;
   DropDeadKeys();
-  const bool first = UpLink() == nullptr;
+  const bool first = paths_.UpLink() == nullptr;
   link.state = Link::State::kUp;
   link.was_up = true;
   const Time now = Now();
@@ -89,19 +82,7 @@ void Peer::GoUp(Link& link) {
     if (outbound.abort_due) link.endpoint->Fence({.transfer = id});
   }
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
-  if (link.rails.up() != 0) OnProven(link);
-}
-
-// What the target says before version 6: of the regions up to `last`, `live` are there.
-void Peer::RevokeAllBut(std::vector<uint32_t> live, uint32_t last) {
-  std::ranges::sort(live);
-  uint32_t next = 1;
-  for (const uint32_t id : live) {
-    if (id > last) break;
-    if (id > next) revoked_.Add(next, id - 1);
-    if (id >= next) next = id + 1;
-  }
-  if (last >= next) revoked_.Add(next, last);
+  if (link.rails.up() != 0) paths_.OnProven(link);
 }
 
 void Peer::OnRefuse(Link& link, const Envelope& envelope) {
@@ -128,7 +109,7 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   }
   const bool forgotten = refuse->reason == RefuseReason::kSession;
   link.refused = forgotten || refuse->reason == RefuseReason::kClosing;
-  CloseLink(link, why);
+  link.Close(why);
   // What was posted after the connection was lost goes on in the new session.
   if (forgotten) ResetSession(why, unlinked_);
   if (refuse->reason == RefuseReason::kIncarnation) OnDeath(why);
@@ -155,9 +136,7 @@ void Peer::ResetSession(const absl::Status& why, Time posted_until) {
   const auto before = [&](const auto& record) { return record.posted <= posted_until; };
   for (const TransferPtr& record : queue_.Remove(before)) FailQueued(record, state, why);
   ForEachActive(&Any, [&](Outbound& outbound) { BeginEnd(outbound, state, why, Now()); });
-  for (Path& path : paths_) {
-    if (path.link) CloseLink(*path.link, why);
-  }
+  paths_.ForEachLink([&](Link& link) { link.Close(why); });
   // The rest ends without the target's word: it no longer knows, or never will.
   ForEachActive(&Any, [&](Outbound& outbound) {
     outbound.orphan |= outbound.abort_due;

@@ -149,7 +149,7 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   std::vector<Descriptor> local;
   std::vector<Descriptor> remote;
   uint64_t own = op.own ? reinterpret_cast<uint64_t>(staging_->At(*op.own)) : 0;
-  uint64_t lent = op.lent ? peer_->staging_base_ + *op.lent * Staging::kBufferBytes : 0;
+  uint64_t lent = op.lent ? peer_->regions_.staging_base() + *op.lent * Staging::kBufferBytes : 0;
   // Both sides are staged, so the bytes lie contiguously in both buffers. Otherwise each run keeps
   // its place on the side that the backend reaches.
   if (op.moves && op.answers) {
@@ -382,7 +382,8 @@ absl::Status Stager::OnLend(const StageLendFrame& frame) {
   }
   recalled_ = false;
   for (const uint32_t buffer : frame.buffers) {
-    const bool sense = buffer < peer_->staging_buffers_ && held_.size() < StageLender::kMaxHeld;
+    const bool sense =
+        buffer < peer_->regions_.staging_buffers() && held_.size() < StageLender::kMaxHeld;
     if (!sense || !held_.insert(buffer).second) {
       return absl::InvalidArgumentError(absl::StrCat("it lends staging buffer ", buffer,
                                                      ", which it has not got, has lent already, "

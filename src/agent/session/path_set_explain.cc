@@ -1,7 +1,7 @@
 // What is told of the paths to a peer.
 #include <algorithm>
 
-#include "src/agent/session/peer.h"
+#include "src/agent/session/path_set.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -28,9 +28,9 @@ bool AllReached(const RegionTable& table, MemoryKind kind, bool host, Reached re
 
 }  // namespace
 
-PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
+PathExplanation PathSet::ExplainPath(const Path& path, Time now) const {
   const PathFigures seen = path.seen.At(now);
-  PathExplanation one{.backend = std::string(runtime_->backends[path.backend]->name()),
+  PathExplanation one{.backend = std::string(NameOf(path)),
                       .bytes_per_second = seen.bytes_per_second,
                       .latency = seen.latency};
   one.connected = Up(path);
@@ -40,7 +40,7 @@ PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
     one.rails = static_cast<uint32_t>(info.rails.size());
     one.why = std::move(info.path);
     if (!path.link->proven) one.why += path.link->rails.WhyNone();
-    one.each_rail = ExplainRails(*path.link);
+    one.each_rail = ExplainRails(*path.link, now);
   } else if (!path.reachable.ok()) {
     one.why = ToStd(path.reachable.message());
   } else {
@@ -50,8 +50,24 @@ PathExplanation Peer::ExplainPath(const Path& path, Time now) const {
   return one;
 }
 
+std::vector<RailExplanation> PathSet::ExplainRails(const Link& link, Time now) {
+  std::vector<RailExplanation> rails;
+  std::vector<RailInfo> infos = link.endpoint->Describe().rails;
+  for (uint32_t rail = 0; rail < link.rails.size(); ++rail) {
+    const bool up = link.rails.up(rail);
+    RailInfo info = rail < infos.size() ? std::move(infos[rail]) : RailInfo{};
+    rails.push_back({.name = std::move(info.name),
+                     .up = up,
+                     .bytes_per_second = link.choice.bytes_per_second(rail),
+                     .round_trip = info.round_trip,
+                     .down_for = up ? Duration{} : now - link.rails.since(rail),
+                     .why = std::string(link.rails.why(rail).message())});
+  }
+  return rails;
+}
+
 // Marks the path that is chosen, and says why where that is not the order of the backends.
-void Peer::ExplainChoice(Explanation& out, Time now) const {
+void PathSet::ExplainChoice(Explanation& out, Time now) const {
   // Of host memory, where any path takes it: of the rest ExplainMemory tells.
   const bool host = std::ranges::any_of(paths_, &Path::host);
   const auto first_usable = [&](const PathOrder& order) -> size_t {
@@ -75,20 +91,20 @@ void Peer::ExplainChoice(Explanation& out, Time now) const {
                   out.paths[chosen].backend);
 }
 
-MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, MemoryKind remote,
-                                    Time now) const {
+MemoryExplanation PathSet::ExplainPair(const Explanation& paths, MemoryKind local,
+                                       MemoryKind remote, Time now) const {
   MemoryExplanation out{.local = local, .remote = remote};
   const auto table = runtime_->memory.table();
   std::string why;
   for (const uint8_t index : Preferred(kLargeTransfer, now)) {
     const Path& path = paths_[index];
-    const std::string_view name = runtime_->backends[path.backend]->name();
+    const std::string_view name = NameOf(path);
     if (!paths.paths[index].usable) continue;
     const bool here = AllReached(*table, local, path.host, [&](const RegionView& region) {
       return ReachesLocal(path, region);
     });
     const bool there =
-        AllReached(*view_->regions, remote, path.host,
+        AllReached(*regions_->table(), remote, path.host,
                    [&](const RegionView& region) { return ReachesRemote(path, region); });
     if (here && there) return {.local = local, .remote = remote, .backend = std::string(name)};
     absl::StrAppend(&why, why.empty() ? "" : "; ", ToAbsl(name), " does not take ",
@@ -99,7 +115,7 @@ MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, 
       cause.Update(path.link->beyond.begin()->second);
     }
     if (!cause.ok()) absl::StrAppend(&why, " (", cause.message(), ")");
-    const bool lent = remote == MemoryKind::kHost || staging_buffers_ > 0;
+    const bool lent = remote == MemoryKind::kHost || regions_->staging_buffers() > 0;
     const bool own = local == MemoryKind::kHost || runtime_->memory.StagesOver(path.backend);
     if (!path.host || !lent || !own || out.staged) continue;
     out.staged = true;
@@ -111,10 +127,10 @@ MemoryExplanation Peer::ExplainPair(const Explanation& paths, MemoryKind local, 
 }
 
 // Where all memory is host memory the chosen path says it all.
-void Peer::ExplainMemory(Explanation& out, Time now) const {
+void PathSet::ExplainMemory(Explanation& out, Time now) const {
   const auto cuda = [](MemoryKind kind) { return kind == MemoryKind::kCuda; };
   const bool here = HasCuda(*runtime_->memory.table());
-  const bool there = HasCuda(*view_->regions);
+  const bool there = HasCuda(*regions_->table());
   if (!here && !there) return;
   for (const MemoryKind local : {MemoryKind::kHost, MemoryKind::kCuda}) {
     if (cuda(local) && !here) continue;
@@ -125,11 +141,10 @@ void Peer::ExplainMemory(Explanation& out, Time now) const {
   }
 }
 
-Explanation Peer::Explain() const {
-  const Time now = Now();
-  Explanation out{.peer = metadata_.name,
-                  .incarnation = metadata_.incarnation,
-                  .host = metadata_.host.hostname};
+Explanation PathSet::Explain(Time now) const {
+  Explanation out{.peer = metadata_->name,
+                  .incarnation = metadata_->incarnation,
+                  .host = metadata_->host.hostname};
   for (const Path& path : paths_) out.paths.push_back(ExplainPath(path, now));
   ExplainChoice(out, now);
   ExplainMemory(out, now);

@@ -1,0 +1,92 @@
+// One connection from this agent to a peer over one backend, as the parts of the agent see it.
+//
+// Thread-safety: none; owned by the engine.
+
+#ifndef KVXFER_AGENT_SESSION_LINK_H_
+#define KVXFER_AGENT_SESSION_LINK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvxfer/backend.h"
+#include "src/agent/engine/runtime.h"
+#include "src/core/base/clock.h"
+#include "src/core/plan/path_choice.h"
+#include "src/core/plan/rail_picker.h"
+#include "src/core/protocol/rail_fences.h"
+
+namespace kvxfer {
+
+class Link;
+
+// Whoever has links to a peer receives their events.
+class LinkUser {
+ public:
+  virtual ~LinkUser() = default;
+  virtual void OnLinkEvent(Link& link, Event& event) = 0;
+};
+
+class Link : public EndpointUser {
+ public:
+  enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
+
+  Link(LinkUser* user, size_t backend_index, PathMeasure* path_measure,
+       std::unique_ptr<Endpoint> link_endpoint)
+      : backend(backend_index),
+        seen(path_measure),
+        endpoint(std::move(link_endpoint)),
+        user_(user) {}
+  void OnEvent(Event& event) override { user_->OnLinkEvent(*this, event); }
+  // At kConnected, when the endpoint knows its rails.
+  void LearnRails(Duration fence_within, Time now) {
+    const std::vector<RailInfo> infos = endpoint->Describe().rails;
+    choice = RailPicker(infos);
+    rails = RailFences(infos, fence_within, now);
+  }
+  // kDown follows.
+  void Close(const absl::Status& why) {
+    if (state == State::kClosing) return;
+    state = State::kClosing;
+    endpoint->Shutdown(why);
+  }
+
+  const size_t backend;
+  PathMeasure* const seen;  // outlives the link
+  State state = State::kConnecting;
+  // In kHello: what the target has said so far.
+  bool acked = false;
+  uint64_t regions_due = 0;     // of which it is to say whether they live, by its hello-ack
+  uint64_t regions_listed = 0;  // and of so many it has
+  bool was_up = false;
+  // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
+  // may let words through and no data.
+  bool proven = false;
+  Time prove_by{};  // from then on transfers do not wait for that where there is another path
+  std::unique_ptr<Endpoint> endpoint;
+  std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
+  // GPU memory of the peer that the backend has a key for and cannot reach after all (no P2P, a GPU
+  // hidden from this process), and why: it is staged over another path. Until newer metadata come.
+  std::unordered_map<RegionId, absl::Status> beyond;
+  RailPicker choice{{}};  // from kConnected on
+  RailFences rails{};     // the same
+  bool full = false;      // every rail refused since SendData began
+  bool carries = false;   // the target knows kPiggyback
+  bool carried = false;   // told the target what belongs to the session the other way
+  bool refused = false;   // the target said to try again soon: the attempt did not fail
+  Time give_up{};         // for becoming up
+  Time heard{};           // last message
+  Time ping_at{};         // next ping
+  Time unanswered{};      // when the oldest unanswered ping went out; zero: none
+
+ private:
+  LinkUser* const user_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_SESSION_LINK_H_

@@ -1,0 +1,70 @@
+#include "src/agent/session/remote_regions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/agent/staging/staging.h"
+
+namespace kvxfer {
+
+void RemoteRegions::Learn(const AgentMetadata& metadata) {
+  name_ = metadata.name;
+  by_id_.clear();
+  std::vector<RegionView> views;
+  for (const auto& region : metadata.regions) {
+    const auto& [remote, keys, staging] = region;
+    const auto id = static_cast<uint32_t>(remote.id);
+    by_id_.emplace(id, &region);
+    if (staging) {
+      staging_base_ = remote.base;
+      staging_buffers_ = remote.bytes / Staging::kBufferBytes;
+    }
+    if (revoked_.Contains(id)) continue;
+    views.push_back({remote.id, remote.base, remote.bytes, remote.access, remote.kind});
+  }
+  table_ = std::make_shared<const RegionTable>(std::move(views), metadata.name);
+}
+
+const AgentMetadata::Region* RemoteRegions::Find(RegionId id) const {
+  const auto known = by_id_.find(static_cast<uint32_t>(id));
+  return known == by_id_.end() ? nullptr : known->second;
+}
+
+bool RemoteRegions::Usable(RegionId id) const {
+  return Find(id) != nullptr && !revoked_.Contains(static_cast<uint32_t>(id));
+}
+
+absl::StatusOr<const AgentMetadata::Region*> RemoteRegions::Live(RegionId id) const {
+  if (Usable(id)) return Find(id);
+  return absl::FailedPreconditionError(
+      absl::StrCat("region ", static_cast<uint32_t>(id), " of peer ", name_,
+                   " was deregistered there; take its metadata again"));
+}
+
+void RemoteRegions::OnPage(const RegionsFrame& frame) {
+  uint32_t next = frame.first;
+  for (const RegionRun& run : frame.live) {
+    if (run.first > next) revoked_.Add(next, run.first - 1);
+    next = run.last + 1;
+  }
+  if (next != 0 && next <= frame.last) revoked_.Add(next, frame.last);
+}
+
+void RemoteRegions::RevokeAllBut(std::vector<uint32_t> live, uint32_t last) {
+  std::ranges::sort(live);
+  uint32_t next = 1;
+  for (const uint32_t id : live) {
+    if (id > last) break;
+    if (id > next) revoked_.Add(next, id - 1);
+    if (id >= next) next = id + 1;
+  }
+  if (last >= next) revoked_.Add(next, last);
+}
+
+absl::Status RemoteRegions::CheckRevoked() const {
+  if (revoked_.runs() <= kMaxDeadRuns) return absl::OkStatus();
+  return absl::ResourceExhaustedError("more regions are gone than were");
+}
+
+}  // namespace kvxfer

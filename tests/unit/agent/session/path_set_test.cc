@@ -1,0 +1,585 @@
+// The paths to a peer without a peer: which link a transfer gets, when a path that failed is tried
+// again, and what is said of them. The backends connect when the test says so.
+
+#include "src/agent/session/path_set.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Duration kMs = std::chrono::milliseconds(1);
+constexpr Duration kTimeout = 1000 * kMs;  // AgentOptions::connect_timeout
+constexpr uint64_t kBytes = 4096;
+constexpr RegionId kHostRegion{1};
+constexpr RegionId kCudaRegion{2};
+
+class FakeEndpoint : public Endpoint {
+ public:
+  EndpointInfo Describe() const override { return {.path = "a wire", .rails = {{.name = "r0"}}}; }
+  void Authorize() override {}
+  bool Post(const Op& /*op*/) override { return false; }
+  bool Send(std::span<const std::byte> /*message*/) override { return true; }
+  void Fence(FenceScope /*scope*/) override {}
+  void Shutdown(absl::Status why) override { shut = std::move(why); }
+  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& /*region*/,
+                                                    std::string_view /*key*/) override {
+    return absl::UnimplementedError("no keys");
+  }
+  absl::Status shut{};
+};
+
+class FakeBackend : public Backend {
+ public:
+  FakeBackend(std::string_view name, uint32_t kinds) {
+    info_.name = name;
+    info_.capabilities.memory_kinds = kinds;
+  }
+  const BackendInfo& Describe() const override { return info_; }
+  absl::Status Reachable(std::string_view /*address*/,
+                         const HostIdentity& /*host*/) const override {
+    return reachable;
+  }
+  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view /*address*/,
+                                                    const HostIdentity& /*host*/) override {
+    ++dials;
+    if (!connects.ok()) return connects;
+    return std::make_unique<FakeEndpoint>();
+  }
+  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& /*region*/) override {
+    return std::make_unique<Registration>();
+  }
+  size_t Poll(std::span<Event> /*out*/, Input /*input*/) override { return 0; }
+  bool Arm() override { return true; }
+
+  absl::Status reachable{};
+  absl::Status connects{};
+  int dials = 0;
+
+ private:
+  BackendInfo info_{};
+};
+
+constexpr uint32_t kHostOnly = BitOf(MemoryKind::kHost);
+constexpr uint32_t kCudaOnly = BitOf(MemoryKind::kCuda);
+
+AgentOptions Options() {
+  AgentOptions options;
+  options.connect_timeout = kTimeout;
+  return options;
+}
+
+class PathSetTest : public ::testing::Test, public PathSet::User {
+ protected:
+  PathSetTest() : runtime_(Options()) {
+    metadata_.name = "decode-0";
+    metadata_.host.hostname = "there";
+  }
+
+  // A backend of this agent, which the peer offers too.
+  FakeBackend& Both(std::string_view name, uint32_t kinds = kHostOnly) {
+    FakeBackend& backend = Here(name, kinds);
+    metadata_.backends.push_back({.backend = std::string(name), .address = "somewhere"});
+    return backend;
+  }
+  FakeBackend& Here(std::string_view name, uint32_t kinds = kHostOnly) {
+    auto backend = std::make_unique<FakeBackend>(name, kinds);
+    FakeBackend& made = *backend;
+    runtime_.backends.push_back(std::move(backend));
+    return made;
+  }
+
+  // Registers a region of each kind at both ends; the peer has a key for GPU memory for each of
+  // `native`.
+  void MakeRegions(const std::vector<std::string>& native = {}) {
+    Register(memory_[0], MemoryKind::kHost);
+    Register(memory_[1], MemoryKind::kCuda);
+    for (const RegionId id : {kHostRegion, kCudaRegion}) {
+      AgentMetadata::Region region{.region = {.id = id,
+                                              .base = 0x10000 * static_cast<uint64_t>(id),
+                                              .bytes = kBytes,
+                                              .access = Access::kReadWrite}};
+      if (id == kCudaRegion) {
+        region.region.kind = MemoryKind::kCuda;
+        for (const std::string& name : native) region.keys[name] = "key";
+      }
+      metadata_.regions.push_back(std::move(region));
+    }
+  }
+  // Both ends have staging memory, which every backend takes that takes host memory.
+  void MakeStaging() {
+    Register(memory_[2], MemoryKind::kHost, true);
+    metadata_.regions.push_back(
+        {.region = {.id = RegionId{9}, .bytes = Staging::kMinBytes}, .staging = true});
+  }
+
+  PathSet& Paths() {
+    if (paths_ == nullptr) {
+      regions_.Learn(metadata_);
+      paths_ = std::make_unique<PathSet>(&runtime_, &metadata_, &regions_, this);
+    }
+    return *paths_;
+  }
+
+  void Plan(internal::TransferRecord& record, MemoryKind kind) {
+    Paths();
+    const bool cuda = kind == MemoryKind::kCuda;
+    record.local = runtime_.memory.table();
+    record.remote = regions_.table();
+    record.posted = now_;
+    record.cuda = cuda;
+    const Descriptor local{.address = reinterpret_cast<uint64_t>(memory_[cuda ? 1 : 0].data()),
+                           .bytes = kBytes};
+    const Descriptor remote{.address = cuda ? 0x20000u : 0x10000u, .bytes = kBytes};
+    auto blocks = BlockList::FromDescriptors({.local = {&local, 1}, .remote = {&remote, 1}},
+                                             Direction::kWrite, *record.local, *record.remote);
+    ASSERT_OK(blocks);
+    record.blocks = *std::move(blocks);
+  }
+
+  // --- what the session would do ---
+  void GoUp(Link& link) {
+    link.state = Link::State::kUp;
+    link.was_up = true;
+    link.prove_by = now_ + kTimeout;
+    link.ping_at = now_ + 10 * kTimeout;
+    link.LearnRails(kTimeout, now_);
+  }
+  void Prove(Link& link) {
+    GoUp(link);
+    Paths().OnProven(link);
+  }
+  void Fail(Link& link, absl::Status why = absl::UnavailableError("refused")) {
+    Paths().OnDown(link, why, now_);
+  }
+
+  // The link that is being made, of a transfer that has to wait for it.
+  Link& Making(size_t backend) {
+    Link* made = nullptr;
+    Paths().ForEachLink([&](Link& link) {
+      if (link.backend == backend) made = &link;
+    });
+    EXPECT_NE(made, nullptr) << "nothing connects over backend " << backend;
+    return *made;
+  }
+  std::string NameOf(const absl::StatusOr<Link*>& link) {
+    if (!link.ok()) return std::string(link.status().message());
+    if (*link == nullptr) return "waits";
+    return std::string(runtime_.backends[(*link)->backend]->name());
+  }
+  std::string Goes(const internal::TransferRecord& record) {
+    return NameOf(Paths().LinkFor(record, now_));
+  }
+
+  void OnLinkEvent(Link& /*link*/, Event& /*event*/) override {}
+  void OnFirstLink() override { ++first_links_; }
+
+  Runtime runtime_;
+  AgentMetadata metadata_{};
+  RemoteRegions regions_;
+  std::array<std::vector<std::byte>, 3> memory_{std::vector<std::byte>(kBytes),
+                                                std::vector<std::byte>(kBytes),
+                                                std::vector<std::byte>(kBytes)};
+  std::unique_ptr<PathSet> paths_;
+  Time now_ = Time{} + 1000 * kTimeout;
+  int first_links_ = 0;
+
+ private:
+  void Register(std::vector<std::byte>& memory, MemoryKind kind, bool is_staging = false) {
+    MemoryRegistry& registry = runtime_.memory;
+    const MemorySpan span{.data = memory.data(), .bytes = memory.size(), .kind = kind};
+    auto added = registry.Add(registry.Make(span, Access::kReadWrite, runtime_.backends),
+                              runtime_.backends, {.is_staging = is_staging});
+    ASSERT_OK(added);
+    registry.Publish({&*added, 1});
+  }
+};
+
+TEST_F(PathSetTest, TheFirstBackendThatIsUpIsTaken) {
+  FakeBackend& verbs = Both("verbs");
+  FakeBackend& tcp = Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(first_links_, 1);
+  EXPECT_EQ(verbs.dials, 1);
+  EXPECT_EQ(tcp.dials, 0);
+  Prove(Making(0));
+  EXPECT_EQ(Goes(record), "verbs");
+  EXPECT_TRUE(Paths().HasReady(""));
+  EXPECT_FALSE(Paths().HasReady("tcp"));
+  // Expect that what asks for the other one gets it, and does not count as the first link.
+  record.options.backend = "tcp";
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(1));
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_EQ(first_links_, 1);
+  EXPECT_EQ(Paths().links(), 2u);
+}
+
+TEST_F(PathSetTest, ALaterPathThatWasSeenClearlyFasterIsTakenFirst) {
+  Both("verbs");
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(0));
+  record.options.backend = "tcp";
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(1));
+  record.options.backend.clear();
+  EXPECT_EQ(Goes(record), "verbs");
+  Making(0).seen->OnSmallDone(kMs, now_);
+  Making(1).seen->OnSmallDone(kMs / 10, now_);
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_THAT(Paths().Explain(now_).paths[1].why, HasSubstr("taken before verbs"));
+  // Expect that a bad minute is forgotten.
+  now_ += PathMeasure::kLately + kMs;
+  EXPECT_EQ(Goes(record), "verbs");
+}
+
+TEST_F(PathSetTest, APathThatFailsGivesWayAndIsNotWaitedFor) {
+  FakeBackend& verbs = Both("verbs");
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Fail(Making(0));
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(1));
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_EQ(verbs.dials, 1);
+  // Also not by those that are posted later.
+  now_ += 100 * kMs;
+  internal::TransferRecord later;
+  Plan(later, MemoryKind::kHost);
+  EXPECT_EQ(Goes(later), "tcp");
+  EXPECT_EQ(verbs.dials, 1);
+}
+
+TEST_F(PathSetTest, APathThatFailedIsTriedAgainBesideTheOneInUse) {
+  FakeBackend& verbs = Both("verbs");
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Fail(Making(0));
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(1));
+  now_ += 30 * kTimeout - kMs;
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_EQ(verbs.dials, 1);
+  now_ += kMs;
+  // Expect that nothing waits for it.
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_EQ(verbs.dials, 2);
+  Prove(Making(0));
+  EXPECT_EQ(Goes(record), "verbs");
+}
+
+TEST_F(PathSetTest, BackOffDoublesAndEndsWithTheFirstProof) {
+  FakeBackend& tcp = Both("tcp");
+  MakeRegions();
+  Paths();
+  tcp.connects = absl::UnavailableError("no route");
+  Duration waits[2]{};
+  for (int failures = 0; failures < 2; ++failures) {
+    internal::TransferRecord record;
+    Plan(record, MemoryKind::kHost);
+    // It fails at once, and is not tried again for this transfer.
+    EXPECT_THAT(Goes(record), HasSubstr("no route"));
+    EXPECT_THAT(Goes(record), HasSubstr("no route"));
+    EXPECT_EQ(tcp.dials, failures + 1);
+    const Time again = Paths().NextTimer(true, now_);
+    waits[failures] = again - now_;
+    EXPECT_EQ(Paths().NextTimer(false, now_), Time::max());
+    // One that is posted now waits out the rest.
+    now_ += Duration(1);
+    internal::TransferRecord waiting;
+    Plan(waiting, MemoryKind::kHost);
+    EXPECT_EQ(Goes(waiting), "waits");
+    EXPECT_EQ(tcp.dials, failures + 1);
+    now_ = again;
+  }
+  // 5 ms and 10 ms, ± 25 %.
+  EXPECT_GE(waits[0], 5 * kMs * 3 / 4);
+  EXPECT_LE(waits[0], 5 * kMs * 5 / 4);
+  EXPECT_GE(waits[1], 10 * kMs * 3 / 4);
+  EXPECT_LE(waits[1], 10 * kMs * 5 / 4);
+  tcp.connects = absl::OkStatus();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Link& link = Making(0);
+  Prove(link);
+  link.Close(absl::UnavailableError("cut"));
+  Fail(link, absl::UnavailableError("cut"));
+  // Expect no rest after the loss of one that had carried data.
+  EXPECT_EQ(Paths().NextTimer(true, now_), Time::max());
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(tcp.dials, 4);
+}
+
+TEST_F(PathSetTest, ARefusalForNowIsNoFailureOfTheAttempt) {
+  FakeBackend& tcp = Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Link& link = Making(0);
+  link.refused = true;
+  Fail(link, absl::UnavailableError("session forgotten"));
+  // The transfer waits for the next attempt.
+  EXPECT_EQ(Goes(record), "waits");
+  now_ = Paths().NextTimer(true, now_);
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(tcp.dials, 2);
+}
+
+TEST_F(PathSetTest, MessagesPassBeforeData) {
+  Both("verbs");
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Link& verbs = Making(0);
+  GoUp(verbs);
+  EXPECT_EQ(NameOf(Paths().LinkForMessages(now_, now_)), "verbs");
+  EXPECT_EQ(Paths().UpLink(), &verbs);
+  EXPECT_FALSE(Paths().HasReady(""));
+  EXPECT_EQ(Paths().NextTimer(true, now_), verbs.prove_by);
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(Paths().links(), 1u);
+  // Expect that data goes another way once that has taken too long, and the reason is kept.
+  now_ = verbs.prove_by;
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(1));
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_THAT(std::string(Paths().Unreachable("verbs").message()),
+              HasSubstr("verbs: connected, a wire"));
+  // It is as good as before as soon as data passes.
+  Paths().OnProven(verbs);
+  EXPECT_EQ(Goes(record), "verbs");
+}
+
+TEST_F(PathSetTest, WhereNothingIsLeftToConnectWithThePeerIsNotLost) {
+  FakeBackend& verbs = Both("verbs");
+  FakeBackend& tcp = Both("tcp");
+  MakeRegions();
+  Paths();
+  verbs.connects = absl::ResourceExhaustedError("no queue pair left");
+  tcp.connects = absl::ResourceExhaustedError("no descriptor left");
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_TRUE(Fails(Paths().LinkFor(record, now_), absl::StatusCode::kResourceExhausted,
+                    {"peer decode-0 on host there cannot be connected to (verbs: no queue pair "
+                     "left; tcp: no descriptor left)"}));
+  tcp.connects = absl::UnavailableError("no route");
+  now_ += kTimeout;
+  internal::TransferRecord later;
+  Plan(later, MemoryKind::kHost);
+  EXPECT_TRUE(Fails(Paths().LinkFor(later, now_), absl::StatusCode::kUnavailable,
+                    {"is unreachable (verbs: no queue pair left; tcp: no route)"}));
+}
+
+TEST_F(PathSetTest, APeerThatRestartedSaysWhatToDo) {
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Fail(Making(0), absl::FailedPreconditionError("restarted: add the new metadata"));
+  EXPECT_TRUE(Fails(Paths().LinkFor(record, now_), absl::StatusCode::kFailedPrecondition,
+                    {"peer decode-0: restarted: add the new metadata"}));
+}
+
+TEST_F(PathSetTest, BackendsThatDoNotReachThePeerAreNeverDialled) {
+  FakeBackend& shm = Both("shm");
+  Both("tcp");
+  Here("ucx");
+  shm.reachable = absl::UnavailableError("on another host");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(shm.dials, 0);
+  EXPECT_OK(Paths().CheckReachable({}));
+  EXPECT_TRUE(Fails(Paths().CheckReachable({"shm"}), absl::StatusCode::kFailedPrecondition,
+                    {"cannot be reached over a required backend (shm): shm: on another host"}));
+  record.options.backend = "ucx";
+  EXPECT_EQ(Goes(record),
+            "peer decode-0 on host there is unreachable (backend ucx is not offered by both "
+            "sides)");
+}
+
+TEST_F(PathSetTest, ThePathsRestIsOverForRedial) {
+  FakeBackend& verbs = Both("verbs");
+  FakeBackend& tcp = Both("tcp");
+  verbs.connects = absl::UnavailableError("no route");
+  Paths().Redial(now_);
+  EXPECT_EQ(verbs.dials, 1);
+  EXPECT_EQ(tcp.dials, 1);
+  Paths().Redial(now_);
+  EXPECT_EQ(verbs.dials, 1);
+  EXPECT_EQ(tcp.dials, 1);
+}
+
+TEST_F(PathSetTest, GpuMemoryTakesThePathThatReachesItAtBothEnds) {
+  Both("tcp");
+  Both("cuda_ipc", kCudaOnly);
+  MakeRegions({"cuda_ipc"});
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kCuda);
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(1));
+  EXPECT_EQ(Goes(record), "cuda_ipc");
+  EXPECT_FALSE(Paths().Stages(Making(1), record));
+  // Host memory does not go there.
+  internal::TransferRecord host;
+  Plan(host, MemoryKind::kHost);
+  EXPECT_EQ(Goes(host), "waits");
+  Prove(Making(0));
+  EXPECT_EQ(Goes(host), "tcp");
+}
+
+TEST_F(PathSetTest, GpuMemoryThatNoPathReachesIsStaged) {
+  Both("tcp");
+  MakeRegions();
+  MakeStaging();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kCuda);
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(0));
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_TRUE(Paths().Stages(Making(0), record));
+  const Explanation explained = Paths().Explain(now_);
+  ASSERT_EQ(explained.memory.size(), 4u);
+  const MemoryExplanation& both = explained.memory[3];
+  EXPECT_EQ(both.backend, "tcp");
+  EXPECT_TRUE(both.staged);
+  EXPECT_THAT(both.why, HasSubstr("tcp does not take either side's memory"));
+}
+
+TEST_F(PathSetTest, MemoryBeyondReachIsStagedUntilNewerMetadata) {
+  Both("tcp");
+  Both("cuda_ipc", kCudaOnly);
+  MakeRegions({"cuda_ipc"});
+  MakeStaging();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kCuda);
+  EXPECT_EQ(Goes(record), "waits");
+  Link& native = Making(1);
+  Prove(native);
+  EXPECT_OK(PathSet::WhyBeyond(native, record));
+  native.beyond.emplace(kCudaRegion, absl::FailedPreconditionError("no P2P"));
+  EXPECT_TRUE(
+      Fails(PathSet::WhyBeyond(native, record), absl::StatusCode::kFailedPrecondition, {"no P2P"}));
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(0));
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_TRUE(Paths().Stages(Making(0), record));
+  Paths().OnMetadata();
+  EXPECT_EQ(Goes(record), "cuda_ipc");
+}
+
+TEST_F(PathSetTest, ANativePathThatFailedGivesWayToAStagedOneThatIsReady) {
+  Both("tcp");
+  FakeBackend& native = Both("cuda_ipc", kCudaOnly);
+  MakeRegions({"cuda_ipc"});
+  MakeStaging();
+  internal::TransferRecord host;
+  Plan(host, MemoryKind::kHost);
+  EXPECT_EQ(Goes(host), "waits");
+  Prove(Making(0));
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kCuda);
+  // Expect that the native one is waited for, though the other is ready.
+  EXPECT_EQ(Goes(record), "waits");
+  Fail(Making(1));
+  EXPECT_EQ(Goes(record), "tcp");
+  now_ += 30 * kTimeout;
+  EXPECT_EQ(Goes(record), "tcp");
+  EXPECT_EQ(native.dials, 2);
+  Prove(Making(1));
+  EXPECT_EQ(Goes(record), "cuda_ipc");
+}
+
+TEST_F(PathSetTest, GpuMemoryThatCannotBeStagedSaysAtWhichEnd) {
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kCuda);
+  EXPECT_TRUE(Fails(Paths().LinkFor(record, now_), absl::StatusCode::kFailedPrecondition,
+                    {"peer decode-0: no backend takes this GPU memory at both ends, and it cannot "
+                     "be staged: this agent has none"}));
+}
+
+TEST_F(PathSetTest, ExplainNamesTheChosenPathAndWhyNotTheOthers) {
+  FakeBackend& shm = Both("shm");
+  Both("verbs");
+  Both("tcp");
+  Here("ucx");
+  shm.reachable = absl::UnavailableError("on another host");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(1));
+  Explanation explained = Paths().Explain(now_);
+  ASSERT_EQ(explained.paths.size(), 4u);
+  EXPECT_EQ(explained.peer, "decode-0");
+  EXPECT_EQ(explained.paths[0].why, "on another host");
+  EXPECT_FALSE(explained.paths[0].usable);
+  EXPECT_TRUE(explained.paths[1].chosen);
+  EXPECT_TRUE(explained.paths[1].connected);
+  EXPECT_EQ(explained.paths[1].why, "a wire");
+  ASSERT_EQ(explained.paths[1].each_rail.size(), 1u);
+  EXPECT_TRUE(explained.paths[1].each_rail[0].up);
+  EXPECT_EQ(explained.paths[2].why, "not connected yet: connects with the first transfer");
+  EXPECT_EQ(explained.paths[3].why, "the peer does not offer this backend");
+  // What is lost is not usable any more.
+  Link& verbs = Making(1);
+  EXPECT_TRUE(verbs.rails.OnDown(0, absl::UnavailableError("cable"), now_));
+  explained = Paths().Explain(now_ + 5 * kMs);
+  EXPECT_EQ(explained.paths[1].each_rail[0].down_for, 5 * kMs);
+  EXPECT_EQ(explained.paths[1].each_rail[0].why, "cable");
+  Fail(verbs, absl::UnavailableError("cut"));
+  explained = Paths().Explain(now_);
+  EXPECT_EQ(explained.paths[1].why, "cut");
+  EXPECT_TRUE(explained.paths[2].chosen);
+}
+
+TEST_F(PathSetTest, AClosingLinkIsWaitedForByNobody) {
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  Link& link = Making(0);
+  EXPECT_LT(Paths().NextTimer(false, now_), Time::max());
+  link.Close(absl::UnavailableError("enough"));
+  link.Close(absl::UnavailableError("twice"));
+  EXPECT_EQ(static_cast<FakeEndpoint&>(*link.endpoint).shut.message(), "enough");
+  EXPECT_EQ(Paths().NextTimer(false, now_), Time::max());
+  EXPECT_EQ(Paths().UpLink(), nullptr);
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
