@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -164,14 +165,11 @@ class PathSetTest : public ::testing::Test, public PathSet::User {
     Paths().OnDown(link, why, now_);
   }
 
-  // The link that is being made, of a transfer that has to wait for it.
+  // The link over a backend; the test fails if there is none.
   Link& Making(size_t backend) {
-    Link* made = nullptr;
-    Paths().ForEachLink([&](Link& link) {
-      if (link.backend == backend) made = &link;
-    });
-    EXPECT_NE(made, nullptr) << "nothing connects over backend " << backend;
-    return *made;
+    std::map<size_t, Link*> made;
+    Paths().ForEachLink([&](Link& link) { made[link.backend] = &link; });
+    return *made.at(backend);
   }
   std::string NameOf(const absl::StatusOr<Link*>& link) {
     if (!link.ok()) return std::string(link.status().message());
@@ -291,6 +289,10 @@ TEST_F(PathSetTest, APathThatFailedIsTriedAgainBesideTheOneInUse) {
   EXPECT_EQ(verbs.dials, 2);
   Prove(Making(0));
   EXPECT_EQ(Goes(record), "verbs");
+  // Expect that its failure is forgotten: lost now, it is dialled at once and waited for.
+  Fail(Making(0));
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(verbs.dials, 3);
 }
 
 TEST_F(PathSetTest, BackOffDoublesAndEndsWithTheFirstProof) {
@@ -377,6 +379,20 @@ TEST_F(PathSetTest, MessagesPassBeforeData) {
   // It is as good as before as soon as data passes.
   Paths().OnProven(verbs);
   EXPECT_EQ(Goes(record), "verbs");
+}
+
+TEST_F(PathSetTest, WhereThereIsNoOtherPathARailIsWaitedForHoweverLate) {
+  Both("verbs");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_EQ(Goes(record), "waits");
+  GoUp(Making(0));
+  now_ = Making(0).prove_by;
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(Goes(record), "waits");
+  // Expect that nothing is due for that.
+  EXPECT_EQ(Paths().NextTimer(true, now_), Making(0).ping_at);
 }
 
 TEST_F(PathSetTest, WhereNothingIsLeftToConnectWithThePeerIsNotLost) {
