@@ -51,7 +51,7 @@ absl::Status Refusal(const Welcome& welcome) {
       return absl::UnavailableError("the agent is closing");
     default:
       return absl::InternalError(
-          absl::StrCat("the answer is damaged: verdict ", static_cast<int>(welcome.code)));
+          absl::StrCat("the answer is damaged: code ", static_cast<int>(welcome.code)));
   }
 }
 

@@ -9,8 +9,8 @@ send=src/core/protocol/send_book.cc
 table=src/core/protocol/slot_table.cc
 channel=src/core/protocol/reliable_channel.cc
 rails=src/core/protocol/rail_fences.cc
-initiator=tests/unit/core/protocol/protocol_model_initiator.cc
-target=tests/unit/core/protocol/protocol_model_target.cc
+tracks=src/core/protocol/send_tracker.cc
+ends=src/core/protocol/send_tracker_end.cc
 
 mutant "no drain before DISCARDED is answered" $tracker \
   'return Annotate(s, "DISCARD");
@@ -18,13 +18,6 @@ mutant "no drain before DISCARDED is answered" $tracker \
   return absl::OkStatus();' 'return Annotate(s, "DISCARD");
   }
   return OnLanesDrained(frame.transfer);'
-mutant "one drained rail stands for all" $target \
-  'bool drained = true;' 'bool drained = false;' \
-  'drained = drained && rails_' 'drained = drained || rails_'
-mutant "only missing slices resent, on the old lane" $initiator \
-  '  --failures_left_;' '  --failures_left_;
-  for (const Item& item : rail.items) rails_[1 - rail_index].items.push_back(item);
-  return;'
 mutant "slot used again before FREE" $pool \
   'free_.pop_back();' 'free_.back().generation = NextGeneration(ref.generation);'
 mutant "released before the last arrival" $tracker \
@@ -34,17 +27,13 @@ mutant "skip not recorded" $tracker \
 mutant "frames not replayed after a reconnect" $channel '  next_ = 0;' ''
 mutant "duplicate control frame applied twice" $channel \
   'if (sequence <= received_) return absl::OkStatus();' \
-  'if (sequence <= received_) {
-    out.push_back({.type = envelope.type,
-                   .body = std::string(reinterpret_cast<const char*>(envelope.body.data()),
-                                       envelope.body.size())});
-    return absl::OkStatus();
-  }'
+  'if (sequence <= received_) return take({.type = envelope.type, .body = envelope.body});'
 mutant "early control frame dropped" $channel \
-  'if (ahead_.try_emplace(sequence, std::move(frame)).second) ahead_bytes_ += bytes;' ''
+  'if (!fresh) return absl::OkStatus();' 'ahead_.erase(at);
+    if (!fresh || bytes > 0) return absl::OkStatus();'
 mutant "ack not told again after a reconnect" $channel \
-  'next_ = 0;
-  ack_told_ = 0;' 'next_ = 0;'
+  '  next_ = 0;
+  ack_sent_ = 0;' '  next_ = 0;'
 mutant "early immediates not counted" $tracker \
   '  ++(*slot)->arrivals;' '  if (lane_of_slot_.contains(ref.slot)) ++(*slot)->arrivals;'
 mutant "abort of a delivered transfer answered not delivered" $tracker \
@@ -78,9 +67,9 @@ mutant "discarded lane still counts" $tracker ' || lane.draining) return' ') ret
 mutant "discarded before OPEN is remembered for ever" $tracker \
   'transfers_.erase(it);  // a later' '// a later'
 mutant "order ignored" $tracker \
-  'if (order != 0) return Record' 'if (order != 0 && !past.deliver) return Record'
+  'if (order != 0) return Record' 'if (order != 0 && !past.deliver()) return Record'
 mutant "skipped numbers not merged" $tracker \
-  'if (!at->second.deliver) {' 'if (at->second.last == 0) {'
+  'if (!at->second.deliver()) {' 'if (at->second.last == 0) {'
 mutant "lane without posts never closed" $book \
   'lane.immediates > 0;' 'true;'
 mutant "other lanes never closed where rails keep order" $book \
@@ -149,3 +138,112 @@ mutant "a target that knows no fences of rails is asked for one" $rails \
   'if (target_fences_) return rail;' 'return rail;'
 mutant "the timer of one rail hides that of another" $rails \
   'next = std::min(next, Limit(rail));' 'next = Limit(rail);'
+
+mutant "OPEN names lanes that a DISCARD takes back" $tracks \
+  '  if (book.awaits_discarded()) return;' ''
+mutant "OPEN before what the initiator copies is there" $tracks \
+  '  if (!book.counted() && !copied) return;' ''
+mutant "AMEND forgotten" $tracks \
+  'if (!amend.lanes.empty()) channel_->Push' 'if (amend.lanes.size() > 9) channel_->Push'
+mutant "done while ops are in flight" $tracks \
+  '  if (transfer.ops_ > 0) {
+    if (transfer.state_ == SendState::kOpened)' '  if (transfer.ops_ > 99) {
+    if (transfer.state_ == SendState::kOpened)'
+mutant "done without the arrival" $tracks \
+  'transfer.opened_ ? transfer.arrived_' 'transfer.opened_ ? transfer.opened_'
+mutant "a transfer with a number is not told of" $tracks \
+  'transfer.counted() || transfer.order_ != 0 ||' 'transfer.counted() ||'
+mutant "posted while an op is not explained" $tracks \
+  'transfer.sending() && transfer.unexplained_.empty() &&' 'transfer.sending() &&'
+mutant "the target is told with lanes left to close" $tracks \
+  'transfer.book_.NextToClose().has_value()) return false;' 'false) return false;'
+mutant "credit is not taken" $tracks \
+  '    ++credit_used_.notifications;
+    credit_used_.bytes += notification->size();' ''
+mutant "credit shrinks" $tracks \
+  'credit_.bytes = std::max(credit_.bytes, credit.bytes);' 'credit_.bytes = credit.bytes;'
+mutant "slots are asked for again and again" $tracks \
+  'if (std::exchange(slots_requested_, true)) return;' ''
+mutant "a grant does not end the asking" $tracks \
+  '  slots_requested_ = false;
+  return slots_' '  return slots_'
+mutant "a held transfer begins by itself" $tracks \
+  '!transfer.sending() || transfer.request_.held' '!transfer.sending()'
+mutant "read before the lease" $tracks \
+  '    state_ = SendState::kLeasing;' '    state_ = SendState::kSending;'
+mutant "the lease is not confirmed" $tracks \
+  'if (transfer.request_.lease == nullptr) return true;' 'return true;'
+mutant "the lease is confirmed before all is read" $tracks \
+  '  if (transfer.ops_ > 0 || !transfer.unexplained_.empty()) return false;' ''
+mutant "a lost session leaves the delivery certain" $tracks \
+  '    transfer.unreported_ = true;' ''
+mutant "what was told before the session was lost is no orphan" $tracks \
+  'if (transfer.counted() && transfer.slices_ > 0) Act(Action::Kind::kOrphan, transfer);' ''
+mutant "a new session keeps the slots of the old one" $tracks \
+  '  slots_ = SlotPool();' ''
+mutant "a new session goes on with the old numbers" $tracks \
+  '  last_order_ = 0;' ''
+mutant "orphans stay orphans" $tracks \
+  'if (transfer.state_ == SendState::kOrphaned) Set(transfer, SendState::kStopping);' ''
+mutant "what goes again after OPEN is not amended" $tracks \
+  'transfer.opened_ ? SendState::kAmending : SendState::kSending' 'SendState::kSending'
+mutant "an op that failed alone ends nothing" $ends \
+  '    End(transfer, TransferState::kFailed, why, EndCause::kStopped, now);
+  });' '  });'
+mutant "the rail of another connection clears an op" $ends \
+  '    if (transfer.link() != link) return;
+    auto& unexplained' '    auto& unexplained'
+mutant "a failed op is never explained" $ends \
+  'std::erase_if(transfer.unexplained_, [&](const auto& failed) { return failed.rail == rail; });' ''
+mutant "what was not counted does not go again" $ends \
+  '    transfer.book_.Again(slice);
+    SendAgain(transfer);' ''
+mutant "a slice of a lane that was taken back stays prepared" $ends \
+  'transfer.slice_->book != SendBook::kFirst' 'transfer.ops_ > 99'
+mutant "lanes of an ending transfer are discarded too" $ends \
+  'if (transfer.link() != link || transfer.ending() || transfer.arrived_) return;' \
+  'if (transfer.link() != link || transfer.arrived_) return;'
+mutant "a lost connection fails what only waits" $ends \
+  'if (!only_waits) End(' 'End('
+mutant "a lost connection fails nothing" $ends \
+  'if (!only_waits) End(' 'if (transfer.ops_ > 99) End('
+mutant "slots are freed behind the transfer's back" $ends \
+  'transfer->book_.OnFreed(slot);' '(void)transfer;'
+mutant "arrival before OPEN believed" $ends \
+  '!transfer->opened_ || ' ''
+mutant "arrival believed while a lane is missing" $ends \
+  '||
+      transfer->state_ == SendState::kAmending) {' ') {'
+mutant "arrival ends what is ending" $ends \
+  'if (!transfer->ending()) Advance(*transfer);' 'Tell(*transfer, TransferState::kDone, {}, Delivery::kDelivered, false);'
+mutant "an answer to no ABORT believed" $ends \
+  'transfer->state_ != SendState::kAborting &&' 'transfer->ops_ > 99 &&'
+mutant "ABORT answered as delivered ends as cancelled" $ends \
+  'transfer->end_state_ = refused ? TransferState::kFailed : TransferState::kDone;' ''
+mutant "credit of an aborted notification is lost" $ends \
+  '  } else {
+    ReturnCredit(*transfer);
+  }' '  }'
+mutant "quiet is not told" $ends \
+  '    Act(Action::Kind::kQuiet, *transfer);' ''
+mutant "a second end makes more time" $ends \
+  'transfer.give_up_ = std::min(transfer.give_up_, by);' 'transfer.give_up_ = by;'
+mutant "an end has all the time of its deadline" $ends \
+  'return std::min(request.deadline, now + grace_);' 'return request.deadline;'
+mutant "the target is not asked about what it knows" $ends \
+  'transfer.opened_ || transfer.order_ != 0 || !abort.slots.empty();' 'transfer.order_ != 0;'
+mutant "a number is not taken back" $ends \
+  'transfer.opened_ || transfer.order_ != 0 || !abort.slots.empty();' \
+  'transfer.opened_ || !abort.slots.empty();'
+mutant "told without the target's word before time is up" $ends \
+  '  if (asked && !late) return;' ''
+mutant "told while ops are in flight" $ends \
+  '  if (transfer.ops_ > 0 && now < transfer.copies_until_) return;' ''
+mutant "quarantine forgotten" $ends \
+  'unheard || transfer.ops_ > 0);' 'transfer.ops_ > 0);'
+mutant "an unknown delivery told as none" $ends \
+  'return unknown && transfer.opened_ ?' 'return unknown && transfer.ops_ > 99 ?'
+mutant "the owner of a lease is not told of a read given up" $ends \
+  '    PushFetchEnd(transfer, 0);' ''
+mutant "staged ops are waited for" $ends \
+  '    return Act(Action::Kind::kAbandon, transfer);' ''

@@ -93,8 +93,8 @@ KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvSha
           .notification = options.notification.value_or("")};
 }
 
-internal::TransferRecord::Fetch FetchOf(const KvBlocks& blocks, const KvOptions& options,
-                                        const KvLayout& own, const KvCacheInfo& source) {
+LeasedRead FetchOf(const KvBlocks& blocks, const KvOptions& options, const KvLayout& own,
+                   const KvCacheInfo& source) {
   // An owner that no rank reads from has one reader all the same: the rank that notifies it that
   // its blocks are not needed (Unread).
   const uint32_t readers = std::max(KvReaders(own, source.layout), 1u);

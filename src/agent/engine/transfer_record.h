@@ -17,6 +17,7 @@
 #include "kvxfer/transfer.h"
 #include "src/core/base/clock.h"
 #include "src/core/plan/block_list.h"
+#include "src/core/protocol/send_tracker.h"
 #include "src/core/protocol/wire_format.h"
 #include "src/cuda/stream_order.h"
 #include "src/cuda/stream_word.h"
@@ -41,22 +42,13 @@ class TransferRecord {
   TransferRecord();
   ~TransferRecord();
 
-  // A read under a lease that the peer holds.
-  struct Fetch {
-    std::string lease;
-    std::string contents;
-    uint64_t blocks_hash = 0;
-    Duration wait{};  // for the grant of the lease
-    uint32_t readers = 0;
-  };
-
   // --- The request: set before submission, then constant. ---
   uint64_t id = 0;
   std::string peer;
   TransferKind kind = TransferKind::kWrite;
   TransferOptions options;
   Notice notice = Notice::kNotification;  // what options.notification contains, if it is set
-  std::optional<Fetch> fetch;
+  std::optional<LeasedRead> fetch;
   // Transfers of one layer stream are sent one after the other, in order; 0: none.
   uint64_t layer_stream = 0;
   // What the CUDA stream must have finished before the transfer begins; null: nothing. The members

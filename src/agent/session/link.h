@@ -35,9 +35,10 @@ class Link : public EndpointUser {
  public:
   enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
 
-  Link(LinkUser* user, size_t backend_index, PathMeasure* path_measure,
+  Link(LinkUser* user, uint64_t link_number, size_t backend_index, PathMeasure* path_measure,
        std::unique_ptr<Endpoint> link_endpoint)
-      : backend(backend_index),
+      : number(link_number),
+        backend(backend_index),
         seen(path_measure),
         endpoint(std::move(link_endpoint)),
         user_(user) {}
@@ -55,6 +56,7 @@ class Link : public EndpointUser {
     endpoint->Shutdown(why);
   }
 
+  const uint64_t number;  // of those to this peer, from 1
   const size_t backend;
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;

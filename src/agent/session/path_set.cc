@@ -204,7 +204,8 @@ absl::Status PathSet::Dial(Path& path, Time now) {
     return endpoint.status();
   }
   if (links() == 0) user_->OnFirstLink();
-  path.link = std::make_unique<Link>(user_, path.backend, &path.seen, *std::move(endpoint));
+  path.link =
+      std::make_unique<Link>(user_, ++last_link_, path.backend, &path.seen, *std::move(endpoint));
   path.link->give_up = now + kMaxAddresses * runtime_->options.connect_timeout;
   runtime_->users[path.link->endpoint.get()] = path.link.get();
   return absl::OkStatus();

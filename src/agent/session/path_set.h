@@ -139,6 +139,7 @@ class PathSet {
   const RemoteRegions* const regions_;
   User* const user_;
   std::vector<Path> paths_;  // in order of preference
+  uint64_t last_link_ = 0;   // number of the link that was made last
   bool warned_fallback_ = false;
   std::string logged_staged_{};  // over which backend it was said last that GPU memory is staged
 };

@@ -34,6 +34,7 @@ Peer::Peer(Runtime* runtime, AgentMetadata metadata)
       paths_(runtime, &metadata_, &regions_, this),
       session_(RandomNonZero64()),
       unlinked_(Now()),
+      tracker_(&channel_, runtime->options.cancel_grace),
       stager_(this, &runtime->staging) {
   OnMetadata();
 }
@@ -77,10 +78,10 @@ void Peer::Submit(TransferPtr record) {
 }
 
 void Peer::Cancel(uint64_t id, const absl::Status& why) {
-  if (auto it = active_.find(id); it != active_.end()) {
-    Outbound& outbound = it->second;
-    if (outbound.published) return;
-    return EndSoon(outbound, TransferState::kCancelled, why);
+  if (SendTracker::Transfer* const sending = tracker_.Find(id)) {
+    if (sending->ended()) return;
+    tracker_.End(*sending, TransferState::kCancelled, why, EndCause::kStopped, Now());
+    return Settle();
   }
   if (const TransferPtr record = queue_.Remove(id)) {
     FailQueued(record, TransferState::kCancelled, why);
@@ -90,51 +91,44 @@ void Peer::Cancel(uint64_t id, const absl::Status& why) {
 void Peer::Close(TransferState state, const absl::Status& why, Duration within) {
   closing_ = true;
   close_by_ = Now() + within;
+  close_state_ = state;
   close_why_ = why;
   for (const TransferPtr& record : queue_.Remove([](const auto&) { return true; })) {
     FailQueued(record, state, why);
   }
-  ForEachActive(&Any, [&](Outbound& outbound) {
-    BeginEnd(outbound, state, why, std::min(outbound.record->deadline, close_by_));
+  const Time now = Now();
+  tracker_.ForEach([&](SendTracker::Transfer& sending) {
+    tracker_.End(sending, state, why, std::min(sending.deadline(), close_by_), now);
   });
+  Settle();
   CheckDeath(why);
-  FinishClosing(Now());
+  FinishClosing(now);
 }
 
 // The aborts of what was in flight have to reach the target, and its answers this side: without
 // them nobody would learn that nothing lands any more.
 void Peer::FinishClosing(Time now) {
   if (!closing_ || (paths_.UpLink() != nullptr && !active_.empty() && now < close_by_)) return;
-  ForEachActive(
-      &Any, [&](Outbound& outbound) { BeginEnd(outbound, outbound.end_state, close_why_, now); });
+  tracker_.ForEach([&](SendTracker::Transfer& sending) {
+    tracker_.End(sending, close_state_, close_why_, now, now);
+  });
+  Settle();
   paths_.ForEachLink([&](Link& link) { link.Close(close_why_); });
-}
-
-bool Peer::Any(const Outbound& /*outbound*/) { return true; }
-
-void Peer::ForEachActive(absl::FunctionRef<bool(const Outbound&)> which,
-                         absl::FunctionRef<void(Outbound&)> end) {
-  std::vector<uint64_t> ids;
-  for (const auto& [id, outbound] : active_) {
-    if (which(outbound)) ids.push_back(id);
-  }
-  for (const uint64_t id : ids) {
-    if (const auto it = active_.find(id); it != active_.end()) end(it->second);
-  }
 }
 
 void Peer::Pump(Time now) {
   pumped_ = now;
-  stager_.TellEnds();
+  TellStagedEnds();
   if (!closing_) {
     KeepAlive(now);
     do {
       Admit(now);
       stager_.Begin();
       SendData(now);
+      Settle();
     } while (std::exchange(layer_stream_moved_, false) || (stager_.begins() && !waits_key_));
   }
-  stager_.TellEnds();
+  TellStagedEnds();
   FlushControl();
   FinishClosing(now);
 }
@@ -144,26 +138,20 @@ void Peer::OnTimer(Time now) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const uint64_t id = deadlines_.begin()->second;
     deadlines_.erase(deadlines_.begin());
-    const auto it = active_.find(id);
-    if (it == active_.end()) {
+    const Outbound* const outbound = Find(id);
+    if (outbound == nullptr) {
       queued.insert(id);
       continue;
     }
-    const auto& record = *it->second.record;
-    const Duration grace =
-        std::min<Duration>((record.deadline - record.posted) / 20, std::chrono::milliseconds(50));
-    BeginEnd(it->second, TransferState::kDeadlineExceeded,
-             DeadlineStatus(record, Stage(it->second)), now + grace);
+    tracker_.End(*outbound->sending, TransferState::kDeadlineExceeded,
+                 DeadlineStatus(*outbound->record, Stage(*outbound)), EndCause::kLate, now);
   }
   if (!queued.empty()) ExpireQueued(queued);
-  if (ending_ > 0) {
-    const auto due = [now](const Outbound& outbound) {
-      return outbound.ending && !outbound.published && EndsBy(outbound) <= now;
-    };
-    ForEachActive(due, [&](Outbound& outbound) { AdvanceEnd(outbound, now); });
-  }
+  tracker_.OnTime(now);
+  Settle();
   if (!waits_closed_.empty() && !cuda::Closing()) AnswerQuiesce();
   RailTimers(now);
+  Settle();
   paths_.ForEachLink([&](Link& link) { Heartbeat(link, now); });
 }
 
@@ -181,11 +169,7 @@ void Peer::ExpireQueued(const std::unordered_set<uint64_t>& ids) {
 
 Time Peer::NextTimer() const {
   Time next = deadlines_.empty() ? Time::max() : deadlines_.begin()->first;
-  if (ending_ > 0) {
-    for (const auto& [id, outbound] : active_) {
-      if (outbound.ending && !outbound.published) next = std::min(next, EndsBy(outbound));
-    }
-  }
+  next = std::min(next, tracker_.NextTimer());
   const bool waiting =
       !queue_.empty() || !active_.empty() || !quarantined_.empty() || stager_.unsettled();
   if (closing_ && paths_.links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);

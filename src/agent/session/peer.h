@@ -16,8 +16,7 @@
 #ifndef KVXFER_AGENT_SESSION_PEER_H_
 #define KVXFER_AGENT_SESSION_PEER_H_
 
-#include <deque>
-#include <map>
+#include <list>
 #include <memory>
 #include <optional>
 #include <set>
@@ -40,8 +39,7 @@
 #include "src/core/plan/slice_walk.h"
 #include "src/core/protocol/metadata.h"
 #include "src/core/protocol/reliable_channel.h"
-#include "src/core/protocol/send_book.h"
-#include "src/core/protocol/slot_pool.h"
+#include "src/core/protocol/send_tracker.h"
 
 namespace kvxfer {
 
@@ -54,14 +52,8 @@ struct PeerView {
   std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
 };
 
-// One transfer that has left the queue.
+// One transfer that has left the queue: how its bytes go. What became of it is in SendTracker.
 struct Outbound {
-  // An op that failed as those of a failing rail do. Without kRailDown the transfer fails.
-  struct Unexplained {
-    uint32_t rail = 0;
-    absl::Status status{};
-  };
-
   // Of each rail, for what `local` and `remote` hold; see Endpoint::rail_distance.
   struct Distances {
     const Registration* local = nullptr;
@@ -70,50 +62,23 @@ struct Outbound {
   };
 
   TransferPtr record;
-  uint64_t order = 0;
+  SendTracker::Transfer* sending = nullptr;  // whose context this is
+  std::list<Outbound>::iterator self{};
   Link* link = nullptr;  // carries the data; null once that is done or lost
-
-  // Sending.
-  BlockView blocks{};  // of record->blocks; ops that are in flight point to it
+  BlockView blocks{};    // of record->blocks; ops that are in flight point to it
   SliceWalk walk;
   SliceLimits limits;
-  SendBook book{};
   absl::InlinedVector<const Registration*, 4> registrations{};  // by index in record->local
   absl::InlinedVector<const RemoteKey*, 4> keys{};              // by index in record->remote
-  uint64_t prepared = 0;    // op that waits to be accepted; 0: none
-  SendBook::Slice slice{};  // what it carries
-  uint32_t ops = 0;         // accepted, not completed
-  uint64_t slices = 0;
+  uint64_t prepared = 0;    // the op of the prepared slice; 0: none
   uint32_t home = kNoRail;  // a transfer that is too small to be striped stays on one rail
   Distances distances{};
-  std::vector<Unexplained> unexplained{};
-  Time first_post{};    // as long as it is 0, no byte of it was sent
-  bool alone = false;   // small, and nothing was on its way when it began
-  bool staged = false;  // its ops go to the stager
-  bool all_posted = false;
+  Time first_post{};                // zero: no byte of it was sent
+  bool alone = false;               // small, and nothing was on its way when it began
+  bool staged = false;              // its ops go to the stager
   bool holds_layer_stream = false;  // of its record
-  bool opened = false;
-  bool arrived = false;
-  // Of one under a lease: the owner is told before the first byte is read, and asked after the
-  // last.
-  enum class Fetch : uint8_t { kBeginning, kReading, kAsked, kHeld };
-  std::optional<Fetch> fetch{};
-  absl::Status refused{};  // the target took the bytes, and not what they are part of
-
-  // Ending otherwise than done.
-  bool ending = false;
-  bool published = false;
-  bool abort_due = false;   // an ABORT is on its way and not acknowledged
-  bool orphan = false;      // its session ended before the target's word, and may land yet
-  bool unreported = false;  // its session ended before the target's word
-  TransferState end_state = TransferState::kActive;
-  absl::Status end_status{};
-  Time give_up{};  // publish then, quiet or not
-  // Publish then though ops are in flight, which is what a GPU that stands still leaves. All others
-  // end by themselves, and are waited for.
-  Time copies_until = Time::max();
-  // It was, and its regions are in use until the last op is over.
-  bool moving() const { return published && ops > 0; }
+  // It has ended, and its regions are in use until the last op is over.
+  bool moving() const { return sending->ended() && sending->ops() > 0; }
 };
 
 class Peer : private PathSet::User {
@@ -171,11 +136,6 @@ class Peer : private PathSet::User {
   void OnFirstLink() override;
   void OnDown(Link& link, const absl::Status& why);
   void LoseData(Link& link, const absl::Status& why);
-  // Of those that `which` picks, in the order of their ids: the end of one may erase it, and its
-  // children, which come after it.
-  static bool Any(const Outbound& outbound);
-  void ForEachActive(absl::FunctionRef<bool(const Outbound&)> which,
-                     absl::FunctionRef<void(Outbound&)> end);
   void FinishClosing(Time now);
   void OnMetadata();
   void KeepAlive(Time now);
@@ -194,31 +154,25 @@ class Peer : private PathSet::User {
 
   // peer_send.cc
   void Admit(Time now);
-  bool HasCredit(const TransferOptions& options) const;
-  void ReturnCredit(const TransferOptions& options);
   absl::Status Begin(const TransferPtr& record, Link* link);
   absl::Status ResolveRegions(Outbound& outbound);
+  std::optional<LaneBook> PrepareData(Outbound& outbound);
   absl::StatusOr<const RemoteKey*> KeyOf(Link& link, RegionId id);
   void DropDeadKeys();
   void DropKeys(std::span<const uint32_t> regions);
   void SendData(Time now);
-  // kEnded: it failed, and is not in sending_ any more, perhaps nowhere.
-  enum class Turn : uint8_t { kPosted, kFinished, kBlocked, kEnded };
-  Turn TakeTurn(Outbound& outbound, Time now);
-  std::optional<Turn> HeldBack(Outbound& outbound);
+  // False: it could not post anything now.
+  bool TakeTurn(Outbound& outbound, Time now);
+  bool HeldBack(Outbound& outbound);
   void StartSending(Outbound& outbound);
   void ReleaseLayerStream(Outbound& outbound);
   bool Prepare(Outbound& outbound);
   std::span<const uint32_t> DistancesFor(Outbound& outbound, const BlockRange& blocks);
   bool PostPrepared(Outbound& outbound);
-  bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail);
-  bool CloseLanes(Outbound& outbound);
-  void RequestSlots();
-  bool PostOn(Outbound& outbound, const Op& op);
-  void PushOpen(Outbound& outbound);
-  void PushLeaseRead(const internal::TransferRecord& record);
-  void PushFetchEnd(const internal::TransferRecord& record, uint32_t readers);
-  void PushAmend(Outbound& outbound);
+  bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail,
+                      const SendTracker::Offered& offered);
+  void CloseLanes(Outbound& outbound);
+  static bool PostOn(Outbound& outbound, const Op& op);
   bool SendPiggybacked(Link& link);
   void FlushControl();
 
@@ -228,6 +182,8 @@ class Peer : private PathSet::User {
   absl::Status BeginChild(const TransferPtr& record, Link* link);
   void EndChild(uint64_t child, const absl::Status& why, Time give_up);
   void OnStaged(uint64_t op, const absl::Status& status);
+  // What the stager has to say, and what follows from it.
+  void TellStagedEnds();
   void ClearQuarantine(const TransferPtr& record, bool arrived);
   void OnSettled(const TransferPtr& record);
   const StagedMemory* StagedLocal(const internal::TransferRecord& record, uint32_t index) const;
@@ -238,12 +194,7 @@ class Peer : private PathSet::User {
   void OnRailUp(Link& link, uint32_t rail);
   void OnRailFenced(Link& link, const Envelope& envelope);
   void SendRailFences();
-  void DiscardLanes(Outbound& outbound, uint32_t rail);
-  absl::Status OnDiscarded(const DiscardAck& ack);
-  void OnFreed(SlotRef slot);
-  bool AwaitRailDown(Outbound& outbound, const OpTable::Entry& op, const absl::Status& status);
   void RailTimers(Time now);
-  void ClearSuspicion(Link& link, uint32_t rail);
 
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
@@ -251,7 +202,6 @@ class Peer : private PathSet::User {
   absl::Status TakeNumbered(const Envelope& envelope);
   absl::Status TakeOneOfTwo(std::span<const std::byte> message);  // of a piggyback frame
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
-  absl::Status OnReleased(const ReleasedFrame& frame);
   absl::Status OnKvAnswer(const KvAnswerFrame& frame);
   absl::Status OnLeaseAnswer(const LeaseAnswerFrame& frame);
   absl::Status OnQuiesce(const QuiesceFrame& frame);
@@ -262,17 +212,20 @@ class Peer : private PathSet::User {
   // peer_end.cc
   void OnCompletion(Link& link, uint64_t op, const absl::Status& status);
   absl::Status OpFailed(const Outbound& outbound, const absl::Status& status) const;
-  void Advance(Outbound& outbound);
-  void OnNoOps(Outbound& outbound);
-  bool FetchHeld(Outbound& outbound);
-  void BeginEnd(Outbound& outbound, TransferState state, absl::Status why, Time give_up);
-  void EndSoon(Outbound& outbound, TransferState state, absl::Status why);
-  static Time EndsBy(const Outbound& outbound);
-  void AdvanceEnd(Outbound& outbound, Time now);
-  void Publish(Outbound& outbound, TransferState state, absl::Status status, Delivery delivery,
-               bool quarantined);
+  // Carries out what the tracker wants done. Called at the end of every event.
+  void Settle();
+  void Carry(const SendTracker::Action& action);
+  void Stop(Outbound& outbound);
+  void Publish(Outbound& outbound, const SendTracker::Action& end);
   void FailQueued(const TransferPtr& record, TransferState state, absl::Status status);
   void DropPrepared(Outbound& outbound);
+  Outbound& NewOutbound();
+  // Null: the transfer has not begun, or is forgotten.
+  Outbound* Find(uint64_t id);
+  static Outbound& OutboundOf(const SendTracker::Transfer& sending) {
+    return *static_cast<Outbound*>(sending.context());
+  }
+  void Forget(Outbound& outbound);
   void Erase(Outbound& outbound);
   void NoneAsks(uint64_t id);
   void ClearQuarantines();
@@ -287,6 +240,7 @@ class Peer : private PathSet::User {
   PathSet paths_;
   bool closing_ = false;
   Time close_by_{};
+  TransferState close_state_ = TransferState::kActive;
   absl::Status close_why_{};
 
   // Session.
@@ -294,22 +248,19 @@ class Peer : private PathSet::User {
   bool session_known_ = false;  // the target has answered a hello of it
   uint16_t version_ = 0;        // of the protocol; all connections of a session agree on the same
   ReliableChannel channel_;
-  SlotPool slots_;
-  bool slots_requested_ = false;
-  uint64_t last_order_ = 0;
-  CreditFrame credit_;  // granted, totals
-  CreditFrame credit_used_;
   Time unlinked_{};  // since when no link is up
   Time death_asked_{};
   Time pumped_{};  // timers up to then have been seen to
 
   // Transfers.
   SendQueue queue_;
-  bool layer_stream_moved_ = false;      // the next of a stream may begin
-  std::map<uint64_t, Outbound> active_;  // by id; addresses last until Erase
-  std::vector<Outbound*> sending_;       // have data to post; by priority, then posting
+  bool layer_stream_moved_ = false;  // the next of a stream may begin
+  SendTracker tracker_;
+  std::vector<SendTracker::Action> actions_;  // that Settle carries out
+  std::list<Outbound> active_;      // in the order in which they began; addresses last until Erase
+  std::list<Outbound> spare_;       // at most kMaxSpare, so that steady state allocates nothing
+  std::vector<Outbound*> sending_;  // have data to post; by priority, then posting
   std::set<std::pair<Time, uint64_t>> deadlines_;
-  uint32_t ending_ = 0;       // of active_, how many are ending
   bool inline_data_ = false;  // posted, and waits for OPEN to go with it over the same connection
   bool waits_ready_ = false;  // a ready fence is not set yet
   cuda::PointPoll points_;    // what transfers wait for in CUDA streams

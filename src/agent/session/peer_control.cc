@@ -72,26 +72,22 @@ absl::Status Peer::TakeOneOfTwo(std::span<const std::byte> message) {
 absl::Status Peer::OnPiggybacked(std::span<const std::byte> message) {
   absl::Status status = TakeOneOfTwo(message);
   if (!status.ok()) ResetSession(Broken(status));
+  Settle();
   return status;
 }
 
 absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
   switch (frame.type) {
     case FrameType::kReleased:
-      return DecodeFor<ReleasedFrame>(frame.body,
-                                      [&](auto& released) { return OnReleased(released); });
-    case FrameType::kSlotGrant: {
-      auto grant = Decode<SlotGrantFrame>(frame.body);
-      if (!grant.ok()) return grant.status();
-      slots_requested_ = false;
-      return slots_.AddGrant(*grant);
-    }
+      return DecodeFor<ReleasedFrame>(
+          frame.body, [&](auto& released) { return tracker_.OnReleased(released, Now()); });
+    case FrameType::kSlotGrant:
+      return DecodeFor<SlotGrantFrame>(frame.body,
+                                       [&](auto& grant) { return tracker_.OnGrant(grant); });
     case FrameType::kCredit: {
       auto credit = Decode<CreditFrame>(frame.body);
-      if (!credit.ok()) return credit.status();
-      credit_.notifications = std::max(credit_.notifications, credit->notifications);
-      credit_.bytes = std::max(credit_.bytes, credit->bytes);
-      return absl::OkStatus();
+      if (credit.ok()) tracker_.OnCredit(*credit);
+      return credit.status();
     }
     case FrameType::kKvAnswer:
       return DecodeFor<KvAnswerFrame>(frame.body, [&](auto& answer) { return OnKvAnswer(answer); });
@@ -117,83 +113,32 @@ absl::Status Peer::OnNumbered(const ReliableChannel::Incoming& frame) {
   }
 }
 
-absl::Status Peer::OnReleased(const ReleasedFrame& frame) {
-  for (const SlotRef& ref : frame.freed) {
-    OnFreed(ref);
-    if (auto status = slots_.Free(ref); !status.ok()) return status;
-  }
-  for (uint64_t id : frame.arrived) {
-    const auto it = active_.find(id);
-    if (it == active_.end()) continue;
-    it->second.arrived = true;
-    // While it is ending, the answer to ABORT tells the same.
-    if (!it->second.ending) Advance(it->second);
-  }
-  for (const DiscardAck& ack : frame.discarded) {
-    if (auto status = OnDiscarded(ack); !status.ok()) return status;
-  }
-  for (const AbortAck& ack : frame.aborted) {
-    const auto it = active_.find(ack.transfer);
-    if (it == active_.end()) continue;
-    Outbound& outbound = it->second;
-    if (!outbound.abort_due) continue;
-    if (ack.delivered) {
-      outbound.arrived = true;
-      if (!outbound.published && !outbound.refused.ok()) {
-        outbound.end_state = TransferState::kFailed;
-        outbound.end_status = outbound.refused;
-      } else if (!outbound.published) {
-        outbound.end_state = TransferState::kDone;
-        outbound.end_status = absl::OkStatus();
-      }
-    } else {
-      ReturnCredit(outbound.record->options);
-    }
-    outbound.abort_due = false;
-    ClearQuarantine(outbound.record, outbound.arrived);
-    AdvanceEnd(outbound, Now());
-  }
-  return absl::OkStatus();
-}
-
 // The target does not take a KV part.
 absl::Status Peer::OnKvAnswer(const KvAnswerFrame& frame) {
-  const auto it = active_.find(frame.transfer);
-  if (it == active_.end()) return absl::OkStatus();
-  Outbound& outbound = it->second;
-  if (frame.good || outbound.record->notice != Notice::kKvPart) {
-    return absl::InvalidArgumentError("a verdict on nothing");
+  const Outbound* const outbound = Find(frame.transfer);
+  if (outbound == nullptr) return absl::OkStatus();
+  if (frame.good || outbound->record->notice != Notice::kKvPart) {
+    return absl::InvalidArgumentError("it refuses a KV part of a transfer that has none");
   }
-  outbound.refused = absl::FailedPreconditionError(
-      absl::StrCat("peer ", metadata_.name, ": ", Printable(frame.why, kMaxPeerTextBytes)));
+  SendTracker::OnRefused(*outbound->sending, absl::FailedPreconditionError(absl::StrCat(
+                                                 "peer ", metadata_.name, ": ",
+                                                 Printable(frame.why, kMaxPeerTextBytes))));
   return absl::OkStatus();
 }
 
 absl::Status Peer::OnLeaseAnswer(const LeaseAnswerFrame& frame) {
-  const auto it = active_.find(frame.transfer);
-  if (it == active_.end()) return absl::OkStatus();
-  Outbound& outbound = it->second;
-  if (!outbound.fetch.has_value()) {
-    return absl::InvalidArgumentError("an answer on a lease that was not asked for");
-  }
-  if (outbound.ending) return absl::OkStatus();
-  const bool reads = outbound.fetch != Outbound::Fetch::kBeginning;
+  SendTracker::Transfer* const sending = tracker_.Find(frame.transfer);
+  if (sending == nullptr) return absl::OkStatus();
+  absl::Status refused;
   if (frame.refusal != LeaseAnswerFrame::kHeld) {
-    const absl::Status refused = absl::FailedPreconditionError(absl::StrCat(
-        "peer ", metadata_.name, reads ? ": the data read is invalid, discard it: " : ": ",
-        Printable(frame.why, kMaxPeerTextBytes)));
-    BeginEnd(outbound, TransferState::kFailed, WithRefusal(refused, frame.refusal),
-             Now() + runtime_->options.cancel_grace);
-  } else if (outbound.fetch == Outbound::Fetch::kBeginning) {
-    outbound.fetch = Outbound::Fetch::kReading;
-    Advance(outbound);  // of one without bytes
-  } else if (outbound.fetch == Outbound::Fetch::kAsked) {
-    outbound.fetch = Outbound::Fetch::kHeld;
-    Advance(outbound);
-  } else {
-    return absl::InvalidArgumentError("an answer on a lease that was not asked for");
+    const bool reads = sending->state() != SendState::kLeasing;
+    refused = WithRefusal(
+        absl::FailedPreconditionError(absl::StrCat(
+            "peer ", metadata_.name, reads ? ": the data read is invalid, discard it: " : ": ",
+            Printable(frame.why, kMaxPeerTextBytes))),
+        frame.refusal);
   }
-  return absl::OkStatus();
+  return tracker_.OnLease(*sending, refused, Now());
 }
 
 // Answered when every transfer that was posted before the request came, and touches what it names,
@@ -230,8 +175,8 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
   queue_.ForEach([&](const internal::TransferRecord& record) {
     if (touches(record)) transfers.insert(record.id);
   });
-  for (const auto& [id, outbound] : active_) {
-    if (touches(*outbound.record)) transfers.insert(id);
+  for (const Outbound& outbound : active_) {
+    if (touches(*outbound.record)) transfers.insert(outbound.record->id);
   }
   stager_.ForEachOutstanding([&](const TransferPtr& record) {
     if (touches(*record)) transfers.insert(record->id);

@@ -27,22 +27,29 @@ Time NextIdlePing(Time now, Duration heartbeat) {
 void Peer::OnLinkEvent(Link& link, Event& event) {
   switch (event.kind) {
     case EventKind::kConnected:
-      return OnConnected(link);
+      OnConnected(link);
+      break;
     case EventKind::kDown:
-      return OnDown(link, event.status);
+      OnDown(link, event.status);
+      break;
     case EventKind::kMessage:
-      return OnMessage(link, event.message);
+      OnMessage(link, event.message);
+      break;
     case EventKind::kCompletion:
-      return OnCompletion(link, event.id, event.status);
+      OnCompletion(link, event.id, event.status);
+      break;
     case EventKind::kFenced:     // its ops have completed one by one
     case EventKind::kImmediate:  // nothing writes to a connecting side
     case EventKind::kAccepted:
-      return;
+      break;
     case EventKind::kRailDown:
-      return OnRailDown(link, event.rail, event.status);
+      OnRailDown(link, event.rail, event.status);
+      break;
     case EventKind::kRailUp:
-      return OnRailUp(link, event.rail);
+      OnRailUp(link, event.rail);
+      break;
   }
+  Settle();
 }
 
 // The target may have forgotten a session that was idle, and would refuse to go on with it.
@@ -72,14 +79,10 @@ void Peer::LoseData(Link& link, const absl::Status& why) {
   const absl::Status cause = absl::UnavailableError(
       absl::StrCat("connection to peer ", metadata_.name, " lost over ",
                    ToAbsl(runtime_->backends[link.backend]->name()), ": ", why.message()));
-  const auto lost = [&](const Outbound& outbound) { return outbound.link == &link; };
-  ForEachActive(lost, [&](Outbound& outbound) {
-    const bool asks = outbound.fetch == Outbound::Fetch::kAsked && outbound.ops == 0;
-    const bool control_only = (outbound.opened && !outbound.book.counted()) || asks;
-    outbound.link = nullptr;
-    if (control_only && !outbound.ending) return;
-    BeginEnd(outbound, TransferState::kFailed, cause, Now());
-  });
+  for (Outbound& outbound : active_) {
+    if (outbound.link == &link) outbound.link = nullptr;
+  }
+  tracker_.OnLinkLost(link.number, cause, Now());
 }
 
 // Makes sure that there is a connection while anything waits for the target's word.
@@ -103,10 +106,11 @@ void Peer::KeepAlive(Time now) {
     CheckDeath(link.status());
   }
   if (active_.empty() && quarantined_.empty() && !stager_.unsettled()) return;
-  const auto goes_on = [](const Outbound& outbound) { return !outbound.ending; };
-  ForEachActive(goes_on, [&](Outbound& outbound) {
-    BeginEnd(outbound, TransferState::kFailed, link.status(), now);
+  tracker_.ForEach([&](SendTracker::Transfer& sending) {
+    if (sending.ending()) return;
+    tracker_.End(sending, TransferState::kFailed, link.status(), EndCause::kLost, now);
   });
+  Settle();
   // Quarantines wait for the peer to come back.
   paths_.Redial(now);
 }

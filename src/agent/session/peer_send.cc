@@ -11,6 +11,11 @@ namespace {
 // What is larger goes by itself: carrying copies.
 constexpr size_t kMaxPiggybackBytes = 8 * 1024;
 
+const std::string* NotificationOf(const internal::TransferRecord& record) {
+  const auto& notification = record.options.notification;
+  return notification.has_value() ? &*notification : nullptr;
+}
+
 }  // namespace
 
 // Transfers leave the queue in the order of posting, whatever their priority: order numbers are
@@ -21,7 +26,7 @@ void Peer::Admit(Time now) {
     const TransferPtr record = queue_.front();
     auto link = paths_.LinkFor(*record, now);
     if (link.ok() && *link == nullptr) return;
-    if (link.ok() && !HasCredit(record->options)) return;
+    if (link.ok() && !tracker_.HasCredit(NotificationOf(*record))) return;
     absl::Status status = link.ok() ? Begin(record, *link) : link.status();
     if (link.ok() && absl::IsUnavailable(status)) {
       waits_key_ = true;
@@ -36,19 +41,6 @@ void Peer::Admit(Time now) {
   }
 }
 
-bool Peer::HasCredit(const TransferOptions& options) const {
-  if (!options.notification.has_value()) return true;
-  return credit_used_.notifications < credit_.notifications &&
-         credit_used_.bytes + options.notification->size() <= credit_.bytes;
-}
-
-// The target never had the notification, or dropped it with the transfer.
-void Peer::ReturnCredit(const TransferOptions& options) {
-  if (!options.notification.has_value()) return;
-  --credit_used_.notifications;
-  credit_used_.bytes -= options.notification->size();
-}
-
 // Unavailable: the peer's word on one of the regions is still on its way; try again.
 absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
   if (record->fetch.has_value() && metadata_.max_version < kLeaseVersion) {
@@ -56,57 +48,64 @@ absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
         absl::StrCat("peer ", metadata_.name, " speaks protocol version ", metadata_.max_version,
                      "; reads under a lease need version ", kLeaseVersion, ": update its kvxfer"));
   }
-  Outbound& added = active_[record->id];
+  Outbound& added = NewOutbound();
   const TransferOptions& options = record->options;
   added.record = record;
   added.link = link;
   added.holds_layer_stream = record->layer_stream != 0;
   if (record->kind != TransferKind::kNotify) {
     if (auto status = ResolveRegions(added); !status.ok()) {
-      active_.erase(record->id);
+      Erase(added);
       return status;
     }
   }
-  if (options.notification.has_value()) {
-    ++credit_used_.notifications;
-    credit_used_.bytes += options.notification->size();
-    if (options.order == NotifyOrder::kPosted) added.order = ++last_order_;
-  }
-  if (record->fetch.has_value()) {
-    added.fetch = Outbound::Fetch::kBeginning;
-    PushLeaseRead(*record);
-  }
   link->ping_at = std::min(link->ping_at, runtime_->now + runtime_->options.heartbeat);
-  if (record->blocks.total_bytes() == 0) {
-    if (record->after != nullptr) {
-      StartSending(added);
-      return absl::OkStatus();
-    }
-    added.all_posted = true;
+  SendTracker::Request request{
+      .id = record->id,
+      .link = link->number,
+      .moves = record->blocks.total_bytes() > 0,
+      .held = record->blocks.total_bytes() == 0 && record->after != nullptr,
+      .ordered = options.notification.has_value() && options.order == NotifyOrder::kPosted,
+      .notice = record->notice,
+      .notification = NotificationOf(*record),
+      .lease = record->fetch.has_value() ? &*record->fetch : nullptr,
+      .posted = record->posted,
+      .deadline = record->deadline,
+      .staged = added.staged,
+      .may_hang = record->cuda && !added.staged && CopiesItself(*link),
+      .context = &added};
+  if (request.moves) request.lanes = PrepareData(added);
+  const bool posts = request.moves || request.held;
+  added.sending = &tracker_.Begin(std::move(request), runtime_->now);
+  if (posts) {
+    StartSending(added);
+  } else {
     ReleaseLayerStream(added);
-    Advance(added);
-    return absl::OkStatus();
   }
-  Capabilities capabilities = runtime_->backends[link->backend]->capabilities();
-  if (added.staged) {
+  return absl::OkStatus();
+}
+
+// How its bytes are cut into slices. Returns the lanes, where the target counts arrivals.
+std::optional<LaneBook> Peer::PrepareData(Outbound& outbound) {
+  const internal::TransferRecord& record = *outbound.record;
+  const Link& link = *outbound.link;
+  Capabilities capabilities = runtime_->backends[link.backend]->capabilities();
+  if (outbound.staged) {
     capabilities.arrival = Arrival::kCopied;
     capabilities.max_op_bytes = Staging::kBufferBytes;
     capabilities.max_op_pieces = Stager::kMaxPieces;
-    paths_.TellStaged(*record, *link);
+    paths_.TellStaged(record, link);
   }
-  std::optional<LaneBook> lanes;
-  if (record->kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate) {
-    lanes.emplace(link->choice.size(), capabilities.rail_keeps_order);
-  }
-  added.book = SendBook(std::move(lanes));
-  added.blocks = record->blocks.View(added.registrations, added.keys);
-  added.walk = SliceWalk(&added.blocks);
-  added.limits = {.max_bytes = SliceBytes(record->blocks.total_bytes(), link->choice.size(),
-                                          capabilities.max_op_bytes),
-                  .max_pieces = capabilities.max_op_pieces,
-                  .merged = capabilities.max_op_pieces <= kFewPieces};
-  StartSending(added);
-  return absl::OkStatus();
+  outbound.blocks = record.blocks.View(outbound.registrations, outbound.keys);
+  outbound.walk = SliceWalk(&outbound.blocks);
+  outbound.limits = {.max_bytes = SliceBytes(record.blocks.total_bytes(), link.choice.size(),
+                                             capabilities.max_op_bytes),
+                     .max_pieces = capabilities.max_op_pieces,
+                     .merged = capabilities.max_op_pieces <= kFewPieces};
+  const bool counted =
+      record.kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate;
+  if (!counted) return std::nullopt;
+  return LaneBook(link.choice.size(), capabilities.rail_keeps_order);
 }
 
 // Looks up, once a transfer, what each of its regions is called by the backend at both ends.
@@ -174,7 +173,7 @@ absl::StatusOr<const RemoteKey*> Peer::KeyOf(Link& link, RegionId id) {
 // the key is the mapping, and keeps the pages of a region that its owner has freed.
 void Peer::DropDeadKeys() {
   std::unordered_set<const RemoteKey*> used;
-  for (const auto& [id, outbound] : active_) {
+  for (const Outbound& outbound : active_) {
     used.insert(outbound.keys.begin(), outbound.keys.end());
   }
   const auto dead = [&](RegionId id, const RemoteKey* key) {
@@ -212,66 +211,63 @@ void Peer::SendData(Time now) {
     while (idle < end - begin) {
       Outbound* outbound = sending_[begin];
       const auto first = sending_.begin() + static_cast<std::ptrdiff_t>(begin);
-      const Turn turn = TakeTurn(*outbound, now);
-      if (turn == Turn::kFinished) {
+      const bool posted = TakeTurn(*outbound, now);
+      if (!outbound->sending->unposted()) {
         sending_.erase(first);
         --end;
         idle = 0;
-        outbound->all_posted = true;
         ReleaseLayerStream(*outbound);
-        Advance(*outbound);
-        continue;
-      }
-      if (turn == Turn::kEnded) {
-        --end;
-        idle = 0;
         continue;
       }
       std::rotate(first, first + 1, sending_.begin() + static_cast<std::ptrdiff_t>(end));
-      idle = turn == Turn::kPosted ? 0 : idle + 1;
+      idle = posted ? 0 : idle + 1;
     }
     begin = end;
   }
 }
 
-// None: the application does not hold it back.
-std::optional<Peer::Turn> Peer::HeldBack(Outbound& outbound) {
+// Whether the application holds it back. Where what it waits for has failed, it ends.
+bool Peer::HeldBack(Outbound& outbound) {
   const internal::TransferRecord& record = *outbound.record;
   const auto* ready = record.options.ready;
   if (ready != nullptr && ready->load(std::memory_order_acquire) == 0) {
     waits_ready_ = true;
-    return Turn::kBlocked;
+    return true;
   }
-  if (record.after == nullptr) return std::nullopt;
+  if (record.after == nullptr) return false;
   const auto passed = points_.Passed(*record.after);
-  if (passed.ok()) return *passed ? std::nullopt : std::optional(Turn::kBlocked);
-  EndSoon(
-      outbound, TransferState::kFailed,
-      Annotate(passed.status(), absl::StrCat("transfer ", record.id, " to peer ", metadata_.name)));
-  return Turn::kEnded;
+  if (passed.ok()) return !*passed;
+  tracker_.End(
+      *outbound.sending, TransferState::kFailed,
+      Annotate(passed.status(), absl::StrCat("transfer ", record.id, " to peer ", metadata_.name)),
+      EndCause::kStopped, Now());
+  return true;
 }
 
-Peer::Turn Peer::TakeTurn(Outbound& outbound, Time now) {
-  if (const auto held_back = HeldBack(outbound)) return *held_back;
-  if (outbound.record->blocks.total_bytes() == 0) return Turn::kFinished;
-  const bool waits_begin = outbound.fetch == Outbound::Fetch::kBeginning;
-  const bool full = outbound.link->full && !outbound.staged;
-  if (waits_begin || full || !outbound.unexplained.empty()) return Turn::kBlocked;
-  if (!outbound.book.posted()) {
-    if (outbound.prepared == 0 && !Prepare(outbound)) return Turn::kPosted;
-    const bool posted = outbound.staged ? PostStaged(outbound) : PostPrepared(outbound);
-    if (!posted) return Turn::kBlocked;
+bool Peer::TakeTurn(Outbound& outbound, Time now) {
+  if (HeldBack(outbound)) return false;
+  SendTracker::Transfer& sending = *outbound.sending;
+  if (outbound.record->blocks.total_bytes() == 0) {
+    tracker_.Unhold(sending);
+    return false;
+  }
+  // A slice of a lane that was taken back.
+  if (!sending.prepared()) DropPrepared(outbound);
+  if (outbound.link->full && !outbound.staged) return false;
+  const bool may = tracker_.MayPost(sending);
+  if (may) {
+    if (outbound.prepared == 0 && !Prepare(outbound)) return true;
+    if (!(outbound.staged ? PostStaged(outbound) : PostPrepared(outbound))) return false;
     // Another thread may have posted it after this round began.
     if (outbound.first_post == Time{}) outbound.first_post = std::max(now, outbound.record->posted);
-    if (!outbound.book.posted()) return Turn::kPosted;
   }
-  return CloseLanes(outbound) ? Turn::kFinished : Turn::kBlocked;
+  CloseLanes(outbound);
+  return tracker_.FinishPosting(sending) || may;
 }
 
 // By priority, then posting.
 void Peer::StartSending(Outbound& outbound) {
   if (std::ranges::find(sending_, &outbound) != sending_.end()) return;
-  outbound.all_posted = false;
   const auto later = std::ranges::find_if(sending_, [&](const Outbound* other) {
     return other->record->options.priority < outbound.record->options.priority;
   });
@@ -287,17 +283,12 @@ void Peer::ReleaseLayerStream(Outbound& outbound) {
 bool Peer::Prepare(Outbound& outbound) {
   const uint64_t id = runtime_->ops.Acquire(&outbound);
   OpTable::Entry& op = *runtime_->ops.Find(id);
-  SendBook& book = outbound.book;
-  const bool fresh = !book.cut_all();
-  SendBook::Slice slice{.number = book.cut()};
-  if (!fresh) slice = book.Next();
-  if (slice.number != kNoSlice &&
-      !outbound.walk.StepTo(slice.number, outbound.limits, &op.blocks)) {
+  op.slice = SendTracker::NextSlice(*outbound.sending);
+  if (op.slice != kNoSlice && !outbound.walk.StepTo(op.slice, outbound.limits, &op.blocks)) {
     runtime_->ops.Release(id);
     return false;
   }
-  outbound.slice = fresh ? book.Cut(outbound.walk.done()) : slice;
-  op.slice = slice.number;
+  SendTracker::Prepare(*outbound.sending, outbound.walk.done());
   outbound.prepared = id;
   return true;
 }
@@ -333,8 +324,10 @@ std::span<const uint32_t> Peer::DistancesFor(Outbound& outbound, const BlockRang
 bool Peer::PostPrepared(Outbound& outbound) {
   Link& link = *outbound.link;
   OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
-  if (const auto bound = outbound.book.BoundTo(outbound.slice)) {
-    return link.rails.up(*bound) && PostPreparedOn(outbound, entry, *bound);
+  if (const auto bound = SendTracker::BoundTo(*outbound.sending)) {
+    if (!link.rails.up(*bound)) return false;
+    const auto offered = tracker_.Offer(*outbound.sending, *bound);
+    return offered.has_value() && PostPreparedOn(outbound, entry, *bound, *offered);
   }
   const std::span<const uint32_t> distances = DistancesFor(outbound, entry.blocks);
   uint64_t tried = 0;
@@ -346,55 +339,53 @@ bool Peer::PostPrepared(Outbound& outbound) {
                 : link.choice.Pick(entry.blocks.bytes, link.rails.up() & ~tried, distances);
     if (rail == kNoRail) break;
     tried |= uint64_t{1} << rail;
-    if (!outbound.book.OpenLane(outbound.slice, rail, slots_, outbound.record->id)) {
-      RequestSlots();
+    const auto offered = tracker_.Offer(*outbound.sending, rail);
+    if (!offered.has_value()) {
       refused = false;
       continue;
     }
-    if (PostPreparedOn(outbound, entry, rail)) return true;
+    if (PostPreparedOn(outbound, entry, rail, *offered)) return true;
   }
   link.full = refused;
   return false;
 }
 
-bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail) {
+bool Peer::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail,
+                          const SendTracker::Offered& offered) {
   Link& link = *outbound.link;
-  SendBook& book = outbound.book;
-  Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
-        .sole = outbound.slices == 0 && book.counted() && book.IsLast(outbound.slice) &&
-                !book.awaits_discarded(),
-        .rail = rail,
-        .id = outbound.prepared,
-        .transfer = outbound.record->id,
-        .blocks = entry.blocks};
-  const auto immediate = book.ImmediateFor(outbound.slice, rail);
-  op.has_immediate = immediate.has_value();
-  op.immediate = immediate.value_or(0);
+  SendTracker::Transfer& sending = *outbound.sending;
+  const Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
+              .has_immediate = offered.immediate.has_value(),
+              .sole = offered.sole,
+              .rail = rail,
+              .immediate = offered.immediate.value_or(0),
+              .id = outbound.prepared,
+              .transfer = outbound.record->id,
+              .blocks = entry.blocks};
   entry.rail = rail;
   entry.sole = op.sole;
   if (!PostOn(outbound, op)) return false;
   inline_data_ |= op.sole;
-  if (outbound.slices == 0) {
+  if (sending.slices() == 0) {
     outbound.alone =
         link.seen->idle() && outbound.record->blocks.total_bytes() <= PathMeasure::kSmallTransfer;
   }
   link.choice.OnPosted(rail, entry.blocks.bytes, runtime_->now);
   link.seen->OnPosted(entry.blocks.bytes, runtime_->now);
-  if (!book.counted() && link.choice.in_flight(rail) <= kInlineCopyBytes &&
+  if (!sending.counted() && link.choice.in_flight(rail) <= kInlineCopyBytes &&
       runtime_->backends[link.backend]->capabilities().arrival == Arrival::kCopied) {
     ++runtime_->copied;
   }
-  ++outbound.slices;
   outbound.prepared = 0;
   if (outbound.record->blocks.total_bytes() < runtime_->options.stripe_from) outbound.home = rail;
-  book.OnPosted(outbound.slice, rail);
+  SendTracker::OnAccepted(sending, rail);
   return true;
 }
 
-bool Peer::CloseLanes(Outbound& outbound) {
-  while (const auto closing = outbound.book.NextToClose()) {
+void Peer::CloseLanes(Outbound& outbound) {
+  while (const auto closing = SendTracker::NextToClose(*outbound.sending)) {
     // That of a failed rail will be discarded.
-    if (!outbound.link->rails.up(closing->rail)) return false;
+    if (!outbound.link->rails.up(closing->rail)) return;
     const uint64_t id = runtime_->ops.Acquire(&outbound);
     runtime_->ops.Find(id)->rail = closing->rail;
     const Op op{.has_immediate = true,
@@ -402,57 +393,15 @@ bool Peer::CloseLanes(Outbound& outbound) {
                 .immediate = closing->immediate,
                 .id = id,
                 .transfer = outbound.record->id};
-    if (!PostOn(outbound, op)) {
-      runtime_->ops.Release(id);
-      return false;
-    }
-    outbound.book.OnClosed(closing->rail);
+    if (!PostOn(outbound, op)) return runtime_->ops.Release(id);
+    SendTracker::OnClosed(*outbound.sending, closing->rail);
   }
-  return true;
 }
 
 bool Peer::PostOn(Outbound& outbound, const Op& op) {
   if (!outbound.link->endpoint->Post(op)) return false;
   outbound.link->rails.OnAccepted(op.rail);
-  ++outbound.ops;
   return true;
-}
-
-void Peer::RequestSlots() {
-  if (std::exchange(slots_requested_, true)) return;
-  channel_.Push(FrameType::kSlotRequest, SlotRequestFrame{.count = kRangeSlots});
-}
-
-void Peer::PushOpen(Outbound& outbound) {
-  const auto& options = outbound.record->options;
-  OpenFrame open{
-      .transfer = outbound.record->id,
-      .order = outbound.order,
-      .notice = options.notification.has_value() ? outbound.record->notice : Notice::kNone,
-      .notification = options.notification.value_or("")};
-  open.lanes = outbound.book.TellAll();
-  outbound.opened = true;
-  channel_.Push(FrameType::kOpen, open);
-}
-
-// Nothing is read before the answer: the lease may be granted only now, by a name that the reader
-// knew before.
-void Peer::PushLeaseRead(const internal::TransferRecord& record) {
-  const Duration within = std::max<Duration>(record.deadline - runtime_->now, Duration::zero());
-  const Duration wait = std::max<Duration>(record.fetch->wait, Duration::zero());
-  channel_.Push(FrameType::kLeaseRead,
-                LeaseReadFrame{.transfer = record.id,
-                               .lease = record.fetch->lease,
-                               .contents = record.fetch->contents,
-                               .blocks_hash = record.fetch->blocks_hash,
-                               .within_nanos = static_cast<uint64_t>(within.count()),
-                               .wait_nanos = static_cast<uint64_t>(wait.count())});
-}
-
-// One new lane for each that was discarded after OPEN had named it.
-void Peer::PushAmend(Outbound& outbound) {
-  const AmendFrame amend{.transfer = outbound.record->id, .lanes = outbound.book.TellNew()};
-  if (!amend.lanes.empty()) channel_.Push(FrameType::kAmend, amend);
 }
 
 // Where the peer writes to this agent too, the next frame goes together with what the peer waits to

@@ -74,12 +74,12 @@ void Peer::GoUp(Link& link) {
   session_known_ = true;
   if (first) channel_.Rewind();
   const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
-  if (arrival == Arrival::kImmediate && slots_.granted() == 0) RequestSlots();
+  if (arrival == Arrival::kImmediate && !tracker_.has_slots()) tracker_.RequestSlots();
   // Data sent before over a lost connection cannot land after the target's side of it is gone, and
   // the target accepts a new session only then.
   ClearQuarantines();
-  for (auto& [id, outbound] : active_) {
-    if (outbound.abort_due) link.endpoint->Fence({.transfer = id});
+  for (const Outbound& outbound : active_) {
+    if (outbound.sending->asks()) link.endpoint->Fence({.transfer = outbound.record->id});
   }
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
   if (link.rails.up() != 0) paths_.OnProven(link);
@@ -127,6 +127,7 @@ void Peer::CheckDeath(const absl::Status& why) {
 void Peer::OnDeath(const absl::Status& why) {
   ResetSession(why);
   ClearQuarantines();
+  Settle();
 }
 
 // Ends every transfer posted up to `posted_until` and starts a session of which the target knows
@@ -135,16 +136,9 @@ void Peer::ResetSession(const absl::Status& why, Time posted_until) {
   const TransferState state = TransferState::kFailed;
   const auto before = [&](const auto& record) { return record.posted <= posted_until; };
   for (const TransferPtr& record : queue_.Remove(before)) FailQueued(record, state, why);
-  ForEachActive(&Any, [&](Outbound& outbound) { BeginEnd(outbound, state, why, Now()); });
+  tracker_.OnSessionLost(why, Now());
   paths_.ForEachLink([&](Link& link) { link.Close(why); });
-  // The rest ends without the target's word: it no longer knows, or never will.
-  ForEachActive(&Any, [&](Outbound& outbound) {
-    outbound.orphan |= outbound.abort_due;
-    outbound.unreported |= outbound.abort_due;
-    if (outbound.record->quarantined()) quarantined_.push_back(outbound.record);
-    outbound.abort_due = false;
-    AdvanceEnd(outbound, Now());
-  });
+  Settle();
   NewSession();
 }
 
@@ -152,11 +146,7 @@ void Peer::NewSession() {
   session_ += 1;
   session_known_ = false;
   channel_ = ReliableChannel();
-  slots_ = SlotPool();
-  slots_requested_ = false;
-  last_order_ = 0;
-  credit_ = {};
-  credit_used_ = {};
+  tracker_.NewSession();
   asked_ = {};
   waits_closed_.clear();
   stager_.OnSessionEnd();

@@ -24,10 +24,8 @@ bool Peer::CopiesItself(const Link& link) const {
 bool Peer::PostStaged(Outbound& outbound) {
   const OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
   if (!stager_.Post(outbound, outbound.prepared, entry.blocks)) return false;
-  ++outbound.ops;
-  ++outbound.slices;
   outbound.prepared = 0;
-  outbound.book.OnPosted(outbound.slice, 0);
+  SendTracker::OnAccepted(*outbound.sending, 0);
   return true;
 }
 
@@ -46,32 +44,36 @@ absl::Status Peer::BeginChild(const TransferPtr& record, Link* link) {
 }
 
 void Peer::EndChild(uint64_t child, const absl::Status& why, Time give_up) {
-  const auto it = active_.find(child);
-  if (it == active_.end()) return;
-  BeginEnd(it->second, TransferState::kCancelled, why, give_up);
+  if (SendTracker::Transfer* const sending = tracker_.Find(child)) {
+    tracker_.End(*sending, TransferState::kCancelled, why, give_up, Now());
+  }
 }
 
 // An op that went to the stager is over.
 void Peer::OnStaged(uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
-  Outbound& outbound = *entry->outbound;
+  SendTracker::Transfer& sending = *entry->outbound->sending;
   runtime_->ops.Release(op);
-  --outbound.ops;
-  if (!status.ok() && !outbound.ending) {
-    EndSoon(outbound, TransferState::kFailed,
-            Annotate(status, absl::StrCat("transfer ", outbound.record->id, " to peer ",
-                                          metadata_.name, ", staged")));
-  } else if (outbound.ops == 0) {
-    OnNoOps(outbound);
+  if (status.ok()) return tracker_.OnCompleted(sending, Now());
+  tracker_.OnFailed(sending,
+                    Annotate(status, absl::StrCat("transfer ", sending.id(), " to peer ",
+                                                  metadata_.name, ", staged")),
+                    Now());
+}
+
+void Peer::TellStagedEnds() {
+  while (stager_.has_ends()) {
+    stager_.TellEnds();
+    Settle();
   }
 }
 
 // Nothing of it is on the wire any more; `arrived`: for the target has it all. A GPU, here or
 // there, may still copy for it: then OnSettled follows, or its last completion.
 void Peer::ClearQuarantine(const TransferPtr& record, bool arrived) {
-  const auto it = active_.find(record->id);
-  const bool moving = it != active_.end() && it->second.moving();
+  const Outbound* const outbound = Find(record->id);
+  const bool moving = outbound != nullptr && outbound->moving();
   if (!moving && !stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
   if (record->child) stager_.OnChildQuiet(record->id, arrived);
 }
@@ -79,7 +81,7 @@ void Peer::ClearQuarantine(const TransferPtr& record, bool arrived) {
 // No op of it moves bytes any more.
 void Peer::OnSettled(const TransferPtr& record) {
   runtime_->ClearQuarantine(record);
-  if (!active_.contains(record->id)) NoneAsks(record->id);
+  if (Find(record->id) == nullptr) NoneAsks(record->id);
 }
 
 }  // namespace kvxfer

@@ -300,13 +300,14 @@ void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give
 
 // Ends that are not reported yet are only counted: reporting them here could end `outbound` and
 // others.
-void Stager::Abandon(Outbound& outbound) {
+uint32_t Stager::Abandon(const Outbound& outbound) {
+  uint32_t abandoned = 0;
   OpTable& table = peer_->runtime_->ops;
   std::erase_if(ended_, [&](const Ended& ended) {
     const OpTable::Entry* const entry = table.Find(ended.op);
     if (entry == nullptr || entry->outbound != &outbound) return false;
     table.Release(ended.op);
-    --outbound.ops;
+    ++abandoned;
     return true;
   });
   for (const uint64_t child : ChildrenOf(outbound)) {
@@ -316,8 +317,9 @@ void Stager::Abandon(Outbound& outbound) {
     if (op.why.ok()) op.why = absl::CancelledError("the transfer has ended");
     ++outstanding_[op.whole];
     table.Release(op.op);
-    --outbound.ops;
+    ++abandoned;
   }
+  return abandoned;
 }
 
 void Stager::Settle(const TransferPtr& whole) {

@@ -69,11 +69,12 @@ class Stager final : private Staging::User {
   // Reports ops that are over to the peer. Called outside of all other work, because a report may
   // end transfers.
   void TellEnds();
+  bool has_ends() const { return !ended_.empty(); }
 
   // Ends every op of `outbound` as soon as possible; its children end at `give_up` at the latest.
   void Cancel(const Outbound& outbound, const absl::Status& why, Time give_up);
-  // Detaches from `outbound`, which ends now: for the transfer its ops are over.
-  void Abandon(Outbound& outbound);
+  // Detaches from `outbound`, which ends now: for the transfer its ops are over. Returns how many.
+  uint32_t Abandon(const Outbound& outbound);
   // True: ops that are over for `whole` may still move bytes. It stays quarantined until
   // Peer::OnSettled, which follows.
   bool Outstanding(const TransferPtr& whole) const { return outstanding_.contains(whole); }

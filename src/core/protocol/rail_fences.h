@@ -62,6 +62,7 @@ class RailFences {
   bool up(uint32_t rail) const { return (up_ >> rail & 1) != 0; }
   // The rails that data may take, as bits.
   uint64_t up() const { return up_; }
+  bool all_up() const { return up_ == all_; }
   State state(uint32_t rail) const { return rails_[rail].state; }
   // The last failure; stays when the rail is up again.
   const absl::Status& why(uint32_t rail) const { return rails_[rail].why; }
@@ -112,7 +113,6 @@ class RailFences {
 
   // The only place that changes a state. False: the state knows no such event.
   bool Apply(uint32_t rail, Event event);
-  bool all_up() const { return up_ == all_; }
   Time Limit(const Rail& rail) const;
 
   absl::InlinedVector<Rail, 2> rails_;

@@ -299,7 +299,7 @@ TEST(FetchMetadata, EachRefusalIsExplained) {
        "speaks version 9"},
       {{.version = 9, .bytes = 5}, StatusCode::kFailedPrecondition, "speaks version 9"},
       {{.code = WelcomeCode::kClosing}, StatusCode::kUnavailable, "closing"},
-      {{.code = WelcomeCode{77}}, StatusCode::kInternal, "verdict 77"},
+      {{.code = WelcomeCode{77}}, StatusCode::kInternal, "code 77"},
   };
   for (const Case& one : cases) {
     const Server server(Answers(Encoded(one.welcome)));

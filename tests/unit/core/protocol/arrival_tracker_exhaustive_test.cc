@@ -256,6 +256,53 @@ TEST(ArrivalTrackerExhaustive, KindsOfTransfersMixed) {
   Print(totals);
 }
 
+// Ops complete late, with their rail or alone; time is up before the target's word; sessions are
+// lost with everything under way.
+TEST(ArrivalTrackerExhaustive, EndsComeInEveryOrder) {
+  Totals totals;
+  const auto late = [](ModelConfig& config) { config.late_completions = true; };
+  const auto hurried = [](ModelConfig& config) {
+    config.late_completions = true;
+    config.impatience = 1;
+  };
+  const auto alone = [](ModelConfig& config) {
+    config.late_completions = true;
+    config.alone_failures = config.rail_failures = 1;
+  };
+  const auto hurried_and_failing = [](ModelConfig& config) {
+    config.impatience = config.rail_failures = 1;
+  };
+  const auto hurried_and_cut = [](ModelConfig& config) { config.impatience = config.cuts = 1; };
+  const auto lost = [](ModelConfig& config) {
+    config.late_completions = true;
+    config.losses = 1;
+  };
+  const auto hurried_and_lost = [](ModelConfig& config) {
+    config.late_completions = true;
+    config.impatience = config.losses = 1;
+  };
+  ExploreBoth("2 x 2 over 1, late", {Slices(2), Slices(2)}, 1, 2, totals, late);
+  ExploreBoth("copied and not, late", {Copied(2), Slices(2)}, 2, 2, totals, late);
+  ExploreBoth("abort both of 2 x 1, out of time", {Aborts(1), Aborts(1)}, 2, 2, totals, hurried);
+  ExploreBoth("abort 3 over 1, out of time", {Aborts(3)}, 1, 1, totals, hurried);
+  ExploreBoth("3, one alone, one with its rail", {Slices(3)}, 2, 2, totals, alone);
+  ExploreBoth("abort 2, one alone, one with its rail", {Aborts(2)}, 1, 1, totals, alone);
+  ExploreBoth("abort 2, one failure, out of time", {Aborts(2)}, 2, 2, totals, hurried_and_failing);
+  ExploreBoth("abort either of 2 x 1 over 1, one failure, out of time", {Aborts(1), Aborts(1)}, 1,
+              2, totals, hurried_and_failing);
+  ExploreBoth("abort 2 over 1, a cut, out of time", {Aborts(2)}, 1, 2, totals, hurried_and_cut);
+  ExploreBoth("2 x 2 over 1, lost", {Slices(2), Slices(2)}, 1, 2, totals, lost);
+  ExploreBoth("copied, silent, and abort, lost", {Copied(1), Silent(1), Aborts(1)}, 1, 2, totals,
+              lost);
+  ExploreBoth("abort 2, out of time, lost", {Aborts(2)}, 2, 2, totals, hurried_and_lost);
+  ExploreBoth("abort 1 over 1, one failure, lost", {Aborts(1), Slices(1)}, 1, 2, totals,
+              [](ModelConfig& config) { config.losses = config.rail_failures = 1; });
+  ExploreBoth(
+      "abort 1 over 1, a cut, one failure, out of time", {Aborts(1)}, 1, 1, totals,
+      [](ModelConfig& config) { config.cuts = config.rail_failures = config.impatience = 1; });
+  Print(totals);
+}
+
 #if !KVXFER_SANITIZED  // every one of these worlds is too large for a sanitizer
 // Two minutes: run by hand or nightly.
 TEST(ArrivalTrackerExhaustiveSoak, LargerWorlds) {

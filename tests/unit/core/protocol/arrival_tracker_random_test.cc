@@ -97,6 +97,10 @@ class Schedules {
     config.idle_lanes = OneIn(8) ? 1 : 0;
     config.rail_failures = OneIn(4) ? 1 + Below(OneIn(4) ? 6 : 2) : 0;
     config.cuts = OneIn(6) ? 1 + Below(2) : 0;
+    config.late_completions = OneIn(3);
+    config.alone_failures = config.late_completions && OneIn(4) ? 1 + Below(2) : 0;
+    config.impatience = OneIn(4) ? 1 + Below(2) : 0;
+    config.losses = OneIn(8) ? 1 : 0;
   }
 
   // Steps that need not happen are taken now and then, so that most schedules come far.

@@ -142,6 +142,8 @@ TEST_F(ArrivalTrackerTest, DiscardedLaneWaitsForItsDrainAndItsReplacement) {
             (std::vector<DiscardAck>{{.transfer = 1, .ref = Slot(0), .complete = true}}));
   EXPECT_TRUE(tracker_.OnImmediate(Slot(1)).ok());
   EXPECT_TRUE(tracker_.OnImmediate(Slot(1)).ok());
+  EXPECT_EQ(Delivered(), Ids{});
+  EXPECT_TRUE(last_.released.freed.empty()) << "others may not use its slot before it is drained";
   EXPECT_TRUE(tracker_.OnLanesDrained(1).ok());
   EXPECT_EQ(Delivered(), Ids{});
   EXPECT_EQ(last_.released.discarded,

@@ -9,22 +9,35 @@
 namespace kvxfer::testing {
 
 std::string ToString(Step step) {
-  static constexpr const char* kNames[] = {"post",      "open-idle",    "close", "deliver",
-                                           "to-target", "to-initiator", "fence", "drain",
-                                           "abort",     "fail-rail",    "cut",   "grant"};
+  static constexpr const char* kNames[] = {
+      "post",  "open-idle", "close",    "deliver", "to-target", "to-initiator", "fence",
+      "drain", "fenced",    "complete", "explain", "rejoin",    "abort",        "fail-rail",
+      "cut",   "grant",     "suspect",  "time-up", "lose"};
   return absl::StrCat(kNames[static_cast<size_t>(step.kind)], "(", static_cast<int>(step.a), ",",
                       static_cast<int>(step.b), ")");
 }
 
 World::World(const ModelConfig& config)
     : config_(&config),
-      table_(std::make_unique<SlotTable>(1 + config.grants, config.first_generation)),
-      tracker_(std::make_unique<ArrivalTracker>(table_.get(), kModelOwner)) {
-  SlotGrantFrame grant = *table_->Grant(kModelOwner);
-  grant.range.count = config.slots;
-  Check(pool_.AddGrant(grant));
+      initiator_(std::make_unique<ReliableChannel>()),
+      sender_(std::make_unique<SendTracker>(initiator_.get(), std::chrono::seconds(1))) {
+  BeginSession();
   grants_left_ = config.grants;
   Begin(config);
+}
+
+// The target knows nothing, and lends slots and credit.
+void World::BeginSession() {
+  table_ = std::make_unique<SlotTable>(1 + config_->grants, config_->first_generation);
+  tracker_ = std::make_unique<ArrivalTracker>(table_.get(), kModelOwner);
+  *initiator_ = ReliableChannel();
+  target_ = ReliableChannel();
+  observed_ = 0;
+  next_order_ = 1;
+  SlotGrantFrame grant = *table_->Grant(kModelOwner);
+  grant.range.count = config_->slots;
+  Check(sender_->OnGrant(grant));
+  sender_->OnCredit({.notifications = uint64_t{1} << 40, .bytes = uint64_t{1} << 50});
 }
 
 void World::Begin(const ModelConfig& config) {
@@ -37,41 +50,73 @@ void World::Begin(const ModelConfig& config) {
     out.spec = spec;
     out.id = first_id_ + out_.size() - 1;
     out.order = spec.ordered ? next_order_++ : 0;
-    if (spec.slices > 0) {
-      out.book =
-          SendBook(spec.copied ? std::nullopt
-                               : std::optional(LaneBook(config.rails, config.rail_keeps_order)));
-    }
-    TellLanes(out);
+    Begin(out);
   }
   rails_ = {};  // at rest they are up and empty
   failures_left_ = config.rail_failures;
+  alone_left_ = config.alone_failures;
+  impatience_left_ = config.impatience;
   cuts_left_ = config.cuts;
+  losses_left_ = config.losses;
   idle_left_ = config.idle_lanes;
-  Pump();
+  Settle();
 }
 
 void World::Enabled(std::vector<Step>& steps) const {
   steps.clear();
+  EnabledOfTransfers(steps);
+  EnabledOfRails(steps);
+  const auto add = [&steps](StepKind kind, size_t a) {
+    steps.push_back({kind, static_cast<uint8_t>(a), 0});
+  };
+  if (lost_) return add(StepKind::kRejoin, 0);
+  const size_t reach = config_->control_reorders ? 4 : 1;
+  for (size_t i = 0; i < std::min(reach, to_target_.size()); ++i) add(StepKind::kToTarget, i);
+  for (size_t i = 0; i < std::min(reach, to_initiator_.size()); ++i) {
+    add(StepKind::kToInitiator, i);
+  }
+  for (size_t acks = 0; cuts_left_ > 0 && acks < 4; ++acks) add(StepKind::kCut, acks);
+  if (grants_left_ > 0) add(StepKind::kGrant, 0);
+  if (losses_left_ > 0) add(StepKind::kLose, 0);
+}
+
+void World::EnabledOfTransfers(std::vector<Step>& steps) const {
   const auto add = [&steps](StepKind kind, size_t a, size_t b) {
     steps.push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b)});
   };
   bool posting = false;
+  bool ending = false;
   for (size_t t = 0; t < out_.size(); ++t) {
     const Outbound& out = out_[t];
-    if (truth_[t].fencing) add(StepKind::kFence, t, 0);
-    if (out.state != State::kSending) continue;
+    const auto transfer = static_cast<uint8_t>(t);
+    if (truth_[t].fencing && !lost_) add(StepKind::kFence, t, 0);
+    const SendTracker::Transfer* const sending = Sending(transfer);
+    if (sending == nullptr) continue;
+    if (!out.posted.empty()) {
+      add(StepKind::kComplete, t, 0);
+      const bool suspect = alone_left_ > 0 && !out.spec.copied && !sending->ending();
+      if (suspect && !rails_[out.posted.front().rail].failed) add(StepKind::kSuspect, t, 0);
+    }
+    ending = ending || (sending->ending() && !sending->ended());
+    if (sending->ending()) continue;
     if (out.spec.may_abort) add(StepKind::kAbort, t, 0);
     if (posting && !config_->interleave) continue;
-    const auto closing = out.book.NextToClose();
+    const auto closing = SendTracker::NextToClose(*sending);
     if (closing.has_value() && !rails_[closing->rail].failed) add(StepKind::kClose, t, 0);
     for (uint32_t rail = 0; rail < config_->rails; ++rail) {
-      if (!CanPost(out, rail)) continue;
+      if (!CanPost(transfer, rail)) continue;
       posting = true;
       add(StepKind::kPost, t, rail);
-      if (CanOpenIdle(out, rail)) add(StepKind::kOpenIdle, t, rail);
+      if (CanOpenIdle(transfer, rail)) add(StepKind::kOpenIdle, t, rail);
     }
   }
+  if (ending && impatience_left_ > 0) add(StepKind::kTimeUp, 0, 0);
+}
+
+void World::EnabledOfRails(std::vector<Step>& steps) const {
+  const auto add = [&steps](StepKind kind, size_t a, size_t b) {
+    steps.push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b)});
+  };
   for (size_t r = 0; r < config_->rails; ++r) {
     const Rail& rail = rails_[r];
     for (size_t i = 0; i < rail.items.size(); ++i) {
@@ -81,18 +126,11 @@ void World::Enabled(std::vector<Step>& steps) const {
       if (std::none_of(rail.items.begin(), here, same)) add(StepKind::kDeliver, r, i);
       if (config_->rail_keeps_order) break;
     }
-    if (rail.failed) add(StepKind::kDrain, r, 0);
+    if (lost_) continue;
+    if (rail.failed) add(rail.fenced ? StepKind::kFenced : StepKind::kDrain, r, 0);
+    if (rail.suspected) add(StepKind::kExplain, r, 0);
     if (!rail.failed && failures_left_ > 0) add(StepKind::kFailRail, r, 0);
   }
-  const size_t reach = config_->control_reorders ? 4 : 1;
-  for (size_t i = 0; i < std::min(reach, to_target_.size()); ++i) add(StepKind::kToTarget, i, 0);
-  for (size_t i = 0; i < std::min(reach, to_initiator_.size()); ++i) {
-    add(StepKind::kToInitiator, i, 0);
-  }
-  if (cuts_left_ > 0) {
-    for (size_t acks = 0; acks < 4; ++acks) add(StepKind::kCut, acks, 0);
-  }
-  if (grants_left_ > 0) add(StepKind::kGrant, 0, 0);
 }
 
 bool World::Apply(Step step) {
@@ -102,7 +140,7 @@ bool World::Apply(Step step) {
       break;
     case StepKind::kOpenIdle:
       --idle_left_;
-      OpenLane(out_[step.a], ProtocolModelAccess::Next(out_[step.a].book), step.b);
+      Offer(step.a, step.b);
       break;
     case StepKind::kClose:
       Close(step.a);
@@ -122,6 +160,27 @@ bool World::Apply(Step step) {
     case StepKind::kDrain:
       Drain(step.a);
       break;
+    case StepKind::kFenced:
+      RailFenced(step.a);
+      break;
+    case StepKind::kComplete:
+      Complete(step.a);
+      break;
+    case StepKind::kExplain:
+      Explain(step.a);
+      break;
+    case StepKind::kSuspect:
+      Suspect(step.a);
+      break;
+    case StepKind::kTimeUp:
+      TimeUp();
+      break;
+    case StepKind::kLose:
+      Lose();
+      break;
+    case StepKind::kRejoin:
+      Rejoin();
+      break;
     case StepKind::kAbort:
       Abort(step.a);
       break;
@@ -135,10 +194,20 @@ bool World::Apply(Step step) {
       Grant();
       break;
   }
-  for (Outbound& out : out_) TellLanes(out);
-  Pump();
+  Settle();
   CheckNothingLate();
   return error_.empty();
+}
+
+// Carries out what the last step asks for.
+void World::Settle() {
+  do {
+    TakeSenderActions();
+    FinishPosting();
+  } while (sender_->has_actions() && error_.empty());
+  if (lost_) return;
+  Observe();
+  Pump();
 }
 
 }  // namespace kvxfer::testing

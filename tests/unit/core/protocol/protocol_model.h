@@ -1,13 +1,16 @@
-// A small world for the completion protocol: one initiator (SendBook, SlotPool, ReliableChannel),
-// rails that deliver what is in flight when the schedule says so, a control connection that can be
-// cut, and one target (ArrivalTracker, SlotTable, ReliableChannel). The schedule is chosen from
-// outside, step by step; beside the real classes a plain oracle keeps the truth (which slices
-// landed, which frames were taken) and every step is held to it:
+// A small world for the completion protocol: one initiator (SendTracker with what it consists of,
+// ReliableChannel), rails that deliver what is in flight when the schedule says so, a control
+// connection that can be cut, and one target (ArrivalTracker, SlotTable, ReliableChannel). The
+// schedule is chosen from outside, step by step; beside the real classes a plain oracle keeps the
+// truth (which slices landed, which frames were taken) and every step is held to it:
 //  - a transfer arrives, and its notification is given out, with every slice landed, nothing of it
 //    in flight, once, in order, and as soon as that is so;
 //  - a slot is freed and used again only with nothing of its lane in flight;
-//  - nothing lands after a transfer has ended; an abort is answered with the truth;
-//  - at rest every transfer has ended, every slot is free, and the target remembers nothing.
+//  - nothing lands after the target has let go of a transfer; an abort is answered with the truth;
+//  - the application of the initiator is told one end of each transfer, with no op of it in flight:
+//    done only if all of it landed; "delivered" or "not delivered" only if that is so for ever; not
+//    quarantined only if nothing of it can land any more; and a quarantine ends only then;
+//  - at rest every transfer has ended, every slot is free, and neither side remembers anything.
 //
 // Slices of one lane are interchangeable for the protocol, so they are posted and delivered lowest
 // first; that loses no behaviour and keeps the number of states small.
@@ -20,14 +23,14 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "src/core/protocol/arrival_tracker.h"
 #include "src/core/protocol/reliable_channel.h"
-#include "src/core/protocol/send_book.h"
-#include "src/core/protocol/slot_pool.h"
+#include "src/core/protocol/send_tracker.h"
 #include "src/core/protocol/slot_table.h"
 
 namespace kvxfer::testing {
@@ -67,8 +70,12 @@ struct ModelConfig {
   bool control_reorders = false;  // control messages may overtake each other
   uint32_t idle_lanes = 0;        // how many lanes may be opened before anything is posted to them
   uint32_t rail_failures = 0;
-  uint32_t cuts = 0;    // of the control connection
-  uint32_t grants = 0;  // more grants that the target may give
+  uint32_t alone_failures = 0;  // ops that fail as on a failing rail, where the rail does not fail
+  bool late_completions = false;  // the initiator learns later that an op is over, else at once
+  uint32_t impatience = 0;        // how often the time of all ends that are under way is up
+  uint32_t cuts = 0;              // of the control connection
+  uint32_t grants = 0;            // more grants that the target may give
+  uint32_t losses = 0;            // of the session, with all its connections
 };
 
 enum class StepKind : uint8_t {
@@ -79,12 +86,19 @@ enum class StepKind : uint8_t {
   kToTarget,     // control message a in flight arrives
   kToInitiator,  // the same, the other way
   kFence,        // the target's fence of aborted transfer a is complete
-  kDrain,        // failed rail a is fenced and drained at the target, and comes up anew
+  kDrain,        // the target has fenced failed rail a
+  kFenced,       // the initiator learns that, and the rail comes up anew
+  kComplete,     // the oldest op of transfer a completes at the initiator
+  kExplain,      // suspected rail a did not fail
+  kRejoin,       // after a loss: every old connection is down at the target, a new session begins
   // What need not happen:
   kAbort,
   kFailRail,
   kCut,  // bits of a: the initiator, the target had told its latest ack
   kGrant,
+  kSuspect,  // the oldest op of transfer a fails as on a failing rail
+  kTimeUp,
+  kLose,
 };
 
 struct Step {
@@ -128,29 +142,34 @@ class World {
   using Slices = uint16_t;  // bit i: slice i
 
   // What was posted with one slot.
-  struct Piggybacked {
+  struct Carried {
     SlotRef ref;
     Slices slices = 0;
   };
   struct Discarded {
     SlotRef ref;
     Slices slices = 0;
-    uint8_t rail = 0;
-    uint8_t epoch = 0;
-    bool at_target = false;
-    bool answered = false;
   };
-  enum class State : uint8_t { kSending, kAborting, kDone, kFailed };
+  // An op that was posted and has not completed.
+  struct Posted {
+    uint8_t rail = 0;
+    uint8_t slice = kNone;
+  };
+  // What the initiator has said and was told; its state is in the tracker.
   struct Outbound {
     TransferSpec spec;
     uint64_t id = 0;
     uint64_t order = 0;
-    State state = State::kSending;
-    bool opened = false;
-    bool arrived = false;
+    bool aborting = false;  // ABORT is sent
+    bool answered = false;  // and its answer is here
+    bool ended = false;     // the application knows the end
+    bool quarantined = false;
+    bool orphaned = false;  // its quarantine ends when a new session begins
+    TransferState end = TransferState::kActive;
+    Delivery delivery = Delivery::kNone;
     uint8_t frames = 0;  // control frames about it
-    SendBook book;
-    std::vector<Piggybacked> carried;
+    std::vector<Posted> posted;
+    std::vector<Carried> carried;
     std::vector<Discarded> discarded;  // DISCARD sent, answer not here
   };
   // What is true at the target.
@@ -172,30 +191,48 @@ class World {
   };
   struct Rail {
     bool failed = false;
-    uint8_t epoch = 0;  // failures so far
-    uint8_t drained = 0;
+    bool suspected = false;  // an op of it has failed, perhaps alone
+    bool fenced = false;     // by the target, since it failed
     std::vector<Item> items;
   };
+
+  void BeginSession();
+  void EnabledOfTransfers(std::vector<Step>& steps) const;
+  void EnabledOfRails(std::vector<Step>& steps) const;
 
   void Fail(std::string what);
   bool Check(const absl::Status& status);
   void Require(bool holds, const char* what, uint64_t whom);
 
   // The initiator.
-  bool CanPost(const Outbound& out, uint32_t rail) const;
-  bool CanOpenIdle(const Outbound& out, uint32_t rail) const;
+  SendTracker::Transfer* Sending(uint8_t transfer) const {
+    return sender_->Find(out_[transfer].id);
+  }
+  bool CanPost(uint8_t transfer, uint32_t rail) const;
+  bool CanOpenIdle(uint8_t transfer, uint32_t rail) const;
+  void Begin(Outbound& out);
+  std::optional<SendTracker::Offered> Offer(uint8_t transfer, uint32_t rail);
   void Post(uint8_t transfer, uint32_t rail);
-  void OpenLane(Outbound& out, const SendBook::Slice& slice, uint32_t rail);
   void PutOnRail(uint8_t transfer, uint32_t rail, uint8_t slice, SlotRef ref, bool has_immediate);
   void Close(uint8_t transfer);
+  void Complete(uint8_t transfer);
+  void Suspect(uint8_t transfer);
+  void Explain(uint8_t rail_index);
   void Abort(uint8_t transfer);
+  void TimeUp();
   void FailRail(uint8_t rail_index);
-  void TellLanes(Outbound& out);
-  void OnReleased(const ReleasedFrame& frame);
-  void OnDiscardAck(const DiscardAck& ack);
-  void OnAbortAck(const AbortAck& ack);
-  template <typename Frame>
-  void SendToTarget(Outbound& out, FrameType type, const Frame& frame);
+  void RailFenced(uint8_t rail_index);
+  void FinishPosting();
+  void CheckReleased(const ReleasedFrame& frame);
+  void CheckDiscardAck(const DiscardAck& ack);
+  void CheckAbortAck(const AbortAck& ack);
+  // What the tracker has pushed into the channel, and what it wants done.
+  void Observe();
+  void ObserveDiscard(const DiscardFrame& frame);
+  void TakeSenderActions();
+  void CheckEnd(const SendTracker::Action& end);
+
+  void Settle();
 
   // The rails and the control connection.
   void Deliver(uint8_t rail_index, uint8_t item_index);
@@ -207,15 +244,16 @@ class World {
 
   // The target and its oracle.
   void AtTarget(const ReliableChannel::Incoming& frame);
-  void TakeDiscard(const DiscardFrame& frame);
-  void LanesDrained(uint8_t transfer);
   void Fence(uint8_t transfer);
   void Grant();
+  void Lose();
+  void Rejoin();
   void TakeActions();
   void CheckDelivered(const ArrivalTracker::Delivered& delivered);
   void CheckNothingLate();
   bool Past(const Outbound& out) const;
   bool InFlight(uint8_t transfer) const;
+  bool CanLand(uint8_t transfer) const;
   bool InFlight(SlotRef ref) const;
   uint8_t IndexOf(uint64_t id);
 
@@ -229,16 +267,23 @@ class World {
   std::vector<Outbound> out_;
   std::vector<Truth> truth_;
   std::array<Rail, 2> rails_;
-  SlotPool pool_;
-  ReliableChannel initiator_;
+  Time now_ = Time(Duration(1));
+  std::unique_ptr<ReliableChannel> initiator_;
+  std::unique_ptr<SendTracker> sender_;
+  uint64_t observed_ = 0;  // the last frame of initiator_ that Observe saw
+  bool fenced_ = false;    // a rail was fenced in this step
   ReliableChannel target_;
   std::vector<std::string> to_target_;
   std::vector<std::string> to_initiator_;
   std::unique_ptr<SlotTable> table_;
   std::unique_ptr<ArrivalTracker> tracker_;
   uint32_t failures_left_ = 0;
+  uint32_t alone_left_ = 0;
+  uint32_t impatience_left_ = 0;
   uint32_t cuts_left_ = 0;
   uint32_t grants_left_ = 0;
+  uint32_t losses_left_ = 0;
+  bool lost_ = false;  // the session, and no new one has begun
   uint32_t idle_left_ = 0;
   std::string error_;
 };

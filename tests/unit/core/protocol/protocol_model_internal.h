@@ -15,8 +15,7 @@
 #include "src/core/protocol/arrival_tracker.h"
 #include "src/core/protocol/lane_book.h"
 #include "src/core/protocol/reliable_channel.h"
-#include "src/core/protocol/send_book.h"
-#include "src/core/protocol/slot_pool.h"
+#include "src/core/protocol/send_tracker.h"
 #include "src/core/protocol/slot_table.h"
 
 namespace kvxfer {
@@ -29,8 +28,8 @@ inline std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// The notification of transfer `id`.
-inline std::string Payload(uint64_t id) { return absl::StrCat("n", id); }
+// The notification of transfer `id`. It lives for ever, because all copies of a world name it.
+const std::string& Payload(uint64_t id);
 
 // State is appended byte by byte; every number here is small or is cut to what can differ.
 class StateWriter {
@@ -67,6 +66,7 @@ struct ProtocolModelAccess {
   static void Write(const LaneBook& book, testing::StateWriter& out);
   static void Write(const SendBook& book, testing::StateWriter& out);
   static void Write(const SlotPool& pool, testing::StateWriter& out);
+  static void Write(const SendTracker& tracker, testing::StateWriter& out);
   static void Write(const ReliableChannel& channel, testing::StateWriter& out);
   // `slots`: how many of each range are in use by the model.
   static void Write(const SlotTable& table, uint32_t slots, testing::StateWriter& out);
@@ -74,12 +74,16 @@ struct ProtocolModelAccess {
                     testing::StateWriter& out);
 
   // What is posted next.
-  static SendBook::Slice Next(const SendBook& book);
+  static SendBook::Slice Next(const SendTracker::Transfer& transfer);
   // Whether that would open a lane on `rail`, and whether it needs a slot of those that are free.
-  static bool OpensLane(const SendBook& book, uint32_t rail);
-  static bool NeedsSlot(const SendBook& book, uint32_t rail);
-  // The slot of the lane that `slice` is of, on `rail`.
-  static SlotRef SlotOf(const SendBook& book, const SendBook::Slice& slice, uint32_t rail);
+  static bool OpensLane(const SendTracker::Transfer& transfer, uint32_t rail);
+  static bool NeedsSlot(const SendTracker::Transfer& transfer, uint32_t rail);
+  // The slot of the lane that its next slice is of, on `rail`.
+  static SlotRef SlotOf(const SendTracker::Transfer& transfer, uint32_t rail);
+  static const SlotPool& Pool(const SendTracker& tracker) { return tracker.slots_; }
+  // What was pushed into the channel after frame `after`.
+  static std::vector<std::string> Pushed(const ReliableChannel& channel, uint64_t after);
+  static uint64_t LastPushed(const ReliableChannel& channel) { return channel.last_sequence_; }
   // Whether OPEN and AMEND have named every lane.
   static bool AllReported(const SendBook& book);
 

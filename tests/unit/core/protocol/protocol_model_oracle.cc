@@ -22,13 +22,20 @@ void World::Require(bool holds, const char* what, uint64_t whom) {
 
 bool World::CheckAtRest() {
   for (size_t t = 0; t < out_.size(); ++t) {
-    const bool ended = out_[t].state == State::kDone || out_[t].state == State::kFailed;
-    Require(ended, "at rest, but a transfer has not ended", out_[t].id);
-    const bool delivered = out_[t].state == State::kDone && out_[t].spec.notification;
-    Require(truth_[t].delivered == delivered, "delivered or lost against its end", out_[t].id);
+    const Outbound& out = out_[t];
+    Require(out.ended, "at rest, but a transfer has not ended", out.id);
+    Require(!out.quarantined, "at rest, but quarantined", out.id);
+    if (!out.spec.notification) continue;
+    // The end was told in time, perhaps before the target's word.
+    const bool unknown = out.delivery == Delivery::kUnknown;
+    const bool delivered = out.delivery == Delivery::kDelivered;
+    Require(unknown || truth_[t].delivered == delivered, "delivered or lost against its end",
+            out.id);
   }
-  Require(pool_.available() == pool_.granted(), "at rest, but slots are in use",
-          pool_.granted() - pool_.available());
+  Require(sender_->size() == 0, "at rest, but the initiator remembers", sender_->size());
+  const SlotPool& pool = ProtocolModelAccess::Pool(*sender_);
+  Require(pool.available() == pool.granted(), "at rest, but slots are in use",
+          pool.granted() - pool.available());
   const size_t remembered = ProtocolModelAccess::Remembered(*tracker_);
   Require(remembered == 0, "at rest, but the target remembers", remembered);
   Require(tracker_->held_notifications() == 0 && tracker_->held_bytes() == 0,
@@ -60,11 +67,15 @@ bool World::Past(const Outbound& out) const {
 // What could be known at the target is known there.
 void World::CheckNothingLate() {
   bool all_past = true;
+  // What went down with a rail goes again once the initiator knows that the rail is fenced.
+  const bool failed = std::ranges::any_of(rails_, &Rail::failed);
   for (size_t t = 0; t < out_.size(); ++t) {
     const Outbound& out = out_[t];
     const Truth& truth = truth_[t];
-    const bool all_reported = out.opened && out.discarded.empty() && out.frames == truth.frames &&
-                              ProtocolModelAccess::AllReported(out.book);
+    const SendTracker::Transfer* const sending = Sending(static_cast<uint8_t>(t));
+    const bool all_reported = sending != nullptr && sending->opened() && out.discarded.empty() &&
+                              !failed && out.frames == truth.frames &&
+                              ProtocolModelAccess::AllReported(sending->book());
     if (all_reported && !truth.aborted && !InFlight(static_cast<uint8_t>(t))) {
       Require(truth.arrived, "all of it is there, but it has not arrived", out.id);
     }
@@ -80,6 +91,11 @@ bool World::InFlight(uint8_t transfer) const {
     return std::any_of(rail.items.begin(), rail.items.end(),
                        [&](const Item& item) { return item.transfer == transfer; });
   });
+}
+
+// Of what the initiator copies its ops alone land.
+bool World::CanLand(uint8_t transfer) const {
+  return InFlight(transfer) || !out_[transfer].posted.empty();
 }
 
 bool World::InFlight(SlotRef ref) const {

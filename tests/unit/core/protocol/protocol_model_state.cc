@@ -80,23 +80,28 @@ void ProtocolModelAccess::Write(const SendBook& book, testing::StateWriter& out)
   }
 }
 
-SendBook::Slice ProtocolModelAccess::Next(const SendBook& book) {
+SendBook::Slice ProtocolModelAccess::Next(const SendTracker::Transfer& transfer) {
+  if (transfer.slice_.has_value()) return *transfer.slice_;
+  const SendBook& book = transfer.book_;
   return book.cut_all() ? book.Next() : SendBook::Slice{.number = book.cut()};
 }
 
-bool ProtocolModelAccess::OpensLane(const SendBook& book, uint32_t rail) {
+bool ProtocolModelAccess::OpensLane(const SendTracker::Transfer& transfer, uint32_t rail) {
+  const SendBook& book = transfer.book_;
   if (!book.counted()) return false;
-  const SendBook::Slice next = Next(book);
+  const SendBook::Slice next = Next(transfer);
   if (next.book != SendBook::kFirst) return !book.lanes_[next.book].lane.open;
   return book.first_->NeedsSlot(rail);
 }
 
-bool ProtocolModelAccess::NeedsSlot(const SendBook& book, uint32_t rail) {
-  return OpensLane(book, rail) && Next(book).book == SendBook::kFirst && book.reserved_ == 0;
+bool ProtocolModelAccess::NeedsSlot(const SendTracker::Transfer& transfer, uint32_t rail) {
+  return OpensLane(transfer, rail) && Next(transfer).book == SendBook::kFirst &&
+         transfer.book_.reserved_ == 0;
 }
 
-SlotRef ProtocolModelAccess::SlotOf(const SendBook& book, const SendBook::Slice& slice,
-                                    uint32_t rail) {
+SlotRef ProtocolModelAccess::SlotOf(const SendTracker::Transfer& transfer, uint32_t rail) {
+  const SendBook& book = transfer.book_;
+  const SendBook::Slice slice = Next(transfer);
   if (slice.book != SendBook::kFirst) return book.lanes_[slice.book].lane.slot;
   return book.first_->lanes_[rail].slot;
 }
@@ -104,6 +109,34 @@ SlotRef ProtocolModelAccess::SlotOf(const SendBook& book, const SendBook::Slice&
 bool ProtocolModelAccess::AllReported(const SendBook& book) {
   return book.posted() && !book.NextToClose().has_value() &&
          std::ranges::all_of(book.lanes_, &SendBook::LaneAgain::told);
+}
+
+std::vector<std::string> ProtocolModelAccess::Pushed(const ReliableChannel& channel,
+                                                     uint64_t after) {
+  std::vector<std::string> messages;
+  for (const auto& kept : channel.kept_) {
+    if (kept.sequence > after) messages.push_back(kept.message);
+  }
+  return messages;
+}
+
+void ProtocolModelAccess::Write(const SendTracker& tracker, testing::StateWriter& out) {
+  out.Byte(tracker.slots_requested_);
+  out.Byte(tracker.transfers_.size());
+  for (const auto& [id, transfer] : tracker.transfers_) {
+    out.Word(id);
+    out.Byte(static_cast<uint64_t>(transfer.state_));
+    out.Byte((transfer.opened_ ? 1u : 0u) | (transfer.arrived_ ? 2u : 0u) |
+             (transfer.slice_.has_value() ? 4u : 0u) | (transfer.unreported_ ? 8u : 0u));
+    out.Byte(transfer.ops_);
+    for (const auto& failed : transfer.unexplained_) out.Byte(failed.rail);
+    if (transfer.ending()) {
+      out.Byte(static_cast<uint64_t>(transfer.end_state_));
+      continue;  // what it had posted does not matter any more
+    }
+    Write(transfer.book_, out);
+  }
+  Write(tracker.slots_, out);
 }
 
 void ProtocolModelAccess::Write(const SlotPool& pool, testing::StateWriter& out) {
@@ -168,16 +201,22 @@ World::World(const World& other)
       out_(other.out_),
       truth_(other.truth_),
       rails_(other.rails_),
-      pool_(other.pool_),
-      initiator_(other.initiator_),
+      now_(other.now_),
+      initiator_(std::make_unique<ReliableChannel>(*other.initiator_)),
+      sender_(std::make_unique<SendTracker>(*other.sender_, initiator_.get())),
+      observed_(other.observed_),
       target_(other.target_),
       to_target_(other.to_target_),
       to_initiator_(other.to_initiator_),
       table_(ProtocolModelAccess::Copy(*other.table_)),
       tracker_(ProtocolModelAccess::Copy(*other.tracker_, table_.get())),
       failures_left_(other.failures_left_),
+      alone_left_(other.alone_left_),
+      impatience_left_(other.impatience_left_),
       cuts_left_(other.cuts_left_),
       grants_left_(other.grants_left_),
+      losses_left_(other.losses_left_),
+      lost_(other.lost_),
       idle_left_(other.idle_left_),
       error_(other.error_) {}
 
@@ -185,14 +224,20 @@ void World::WriteTransfers(StateWriter& w) const {
   for (size_t t = 0; t < out_.size(); ++t) {
     const Outbound& out = out_[t];
     const Truth& truth = truth_[t];
-    w.Byte(static_cast<uint8_t>(out.state) | (out.opened ? 4u : 0u) | (out.arrived ? 8u : 0u));
+    w.Byte((out.aborting ? 1u : 0u) | (out.answered ? 2u : 0u) | (out.ended ? 4u : 0u) |
+           (out.quarantined ? 8u : 0u) | (out.orphaned ? 16u : 0u));
+    w.Byte(static_cast<uint64_t>(out.delivery));
     w.Byte((truth.opened ? 1u : 0u) | (truth.aborted ? 2u : 0u) | (truth.fencing ? 4u : 0u) |
            (truth.arrived ? 8u : 0u) | (truth.delivered ? 16u : 0u) | (truth.ended ? 32u : 0u));
     w.Word(truth.received);
     w.Byte(static_cast<uint64_t>(out.frames - truth.frames));
-    ProtocolModelAccess::Write(out.book, w);
+    w.Byte(out.posted.size());
+    for (const Posted& op : out.posted) {
+      w.Byte(op.rail);
+      w.Byte(op.slice);
+    }
     w.Byte(out.carried.size());
-    for (const Piggybacked& lane : out.carried) {
+    for (const Carried& lane : out.carried) {
       w.Slot(lane.ref);
       w.Word(lane.slices);
     }
@@ -200,9 +245,6 @@ void World::WriteTransfers(StateWriter& w) const {
     for (const Discarded& lane : out.discarded) {
       w.Slot(lane.ref);
       w.Word(lane.slices);
-      w.Byte((lane.at_target ? 1u : 0u) | (lane.answered ? 2u : 0u));
-      w.Byte(lane.rail);
-      w.Byte(lane.epoch);
     }
   }
 }
@@ -210,7 +252,7 @@ void World::WriteTransfers(StateWriter& w) const {
 void World::WriteRails(StateWriter& w) const {
   for (uint32_t r = 0; r < config_->rails; ++r) {
     const Rail& rail = rails_[r];
-    w.Byte((rail.failed ? 1u : 0u) | (uint64_t{rail.epoch} << 1));
+    w.Byte((rail.failed ? 1u : 0u) | (rail.suspected ? 2u : 0u) | (rail.fenced ? 4u : 0u));
     std::vector<Item> items = rail.items;
     if (!config_->rail_keeps_order) {
       std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
@@ -232,7 +274,7 @@ Fingerprint World::Canonical(std::vector<uint8_t>& scratch) const {
   StateWriter w(scratch);
   WriteTransfers(w);
   WriteRails(w);
-  ProtocolModelAccess::Write(pool_, w);
+  ProtocolModelAccess::Write(*sender_, w);
   ProtocolModelAccess::Write(*table_, config_->slots, w);
   ProtocolModelAccess::Write(*tracker_, first_id_, out_.size(), w);
   // Sequence numbers and acks matter only where a connection may still be cut.
@@ -245,12 +287,16 @@ Fingerprint World::Canonical(std::vector<uint8_t>& scratch) const {
     }
   }
   if (numbers) {
-    ProtocolModelAccess::Write(initiator_, w);
+    ProtocolModelAccess::Write(*initiator_, w);
     ProtocolModelAccess::Write(target_, w);
   }
   w.Byte(failures_left_);
+  w.Byte(alone_left_);
+  w.Byte(impatience_left_);
   w.Byte(cuts_left_);
   w.Byte(grants_left_);
+  w.Byte(losses_left_);
+  w.Byte(lost_);
   w.Byte(idle_left_);
   const XXH128_hash_t hash = XXH3_128bits(scratch.data(), scratch.size());
   return {.low = hash.low64, .high = hash.high64};

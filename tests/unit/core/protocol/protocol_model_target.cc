@@ -14,21 +14,19 @@ void World::Deliver(uint8_t rail_index, uint8_t item_index) {
   if (item.has_immediate && Check(tracker_->OnImmediate(item.ref))) TakeActions();
 }
 
+// Nothing that was posted on the rail before can become visible any more.
 void World::Drain(uint8_t rail_index) {
-  Rail& rail = rails_[rail_index];
-  rail.items.clear();
-  rail.failed = false;
-  rail.drained = rail.epoch;
-  for (size_t t = 0; t < out_.size(); ++t) LanesDrained(static_cast<uint8_t>(t));
+  rails_[rail_index].items.clear();
+  rails_[rail_index].fenced = true;
 }
 
 void World::Cut(uint8_t acks) {
   --cuts_left_;
-  if ((acks & 1) != 0) Check(target_.OnAck(initiator_.received()));
-  if ((acks & 2) != 0) Check(initiator_.OnAck(target_.received()));
+  if ((acks & 1) != 0) Check(target_.OnAck(initiator_->received()));
+  if ((acks & 2) != 0) Check(initiator_->OnAck(target_.received()));
   to_target_.clear();
   to_initiator_.clear();
-  initiator_.Rewind();
+  initiator_->Rewind();
   target_.Rewind();
 }
 
@@ -39,7 +37,7 @@ void World::Pump() {
       channel.MessageSent();
     }
   };
-  pump(initiator_, to_target_);
+  pump(*initiator_, to_target_);
   pump(target_, to_initiator_);
 }
 
@@ -49,7 +47,7 @@ void World::Receive(bool at_target, uint8_t index) {
   wire.erase(wire.begin() + index);
   const auto envelope = DecodeEnvelope(AsBytes(message));
   if (!Check(envelope.status())) return;
-  ReliableChannel& channel = at_target ? target_ : initiator_;
+  ReliableChannel& channel = at_target ? target_ : *initiator_;
   if (!Check(channel.OnAck(envelope->ack))) return;
   Check(channel.OnFrame(*envelope, [&](const auto& frame) {
     at_target ? AtTarget(frame) : AtInitiator(frame);
@@ -79,35 +77,13 @@ void World::AtTarget(const ReliableChannel::Incoming& frame) {
     ++truth.frames;
     Check(tracker_->OnAbort(*abort));
   } else {
+    // Its lanes are of rails that this side has fenced before.
     const auto discard = Decode<DiscardFrame>(body);
-    if (Check(discard.status())) TakeDiscard(*discard);
+    if (!Check(discard.status())) return;
+    ++truth_[IndexOf(discard->transfer)].frames;
+    if (Check(tracker_->OnDiscard(*discard))) Check(tracker_->OnLanesDrained(discard->transfer));
   }
   TakeActions();
-}
-
-void World::TakeDiscard(const DiscardFrame& frame) {
-  const uint8_t index = IndexOf(frame.transfer);
-  ++truth_[index].frames;
-  if (!Check(tracker_->OnDiscard(frame))) return;
-  for (Discarded& lane : out_[index].discarded) {
-    for (const SlotRef ref : frame.slots) lane.at_target |= lane.ref == ref;
-  }
-  TakeActions();
-  LanesDrained(index);
-}
-
-// Tells the tracker once every rail with a discarded lane of the transfer is drained.
-void World::LanesDrained(uint8_t transfer) {
-  bool waiting = false;
-  bool drained = true;
-  for (const Discarded& lane : out_[transfer].discarded) {
-    if (!lane.at_target || lane.answered) continue;
-    waiting = true;
-    drained = drained && rails_[lane.rail].drained >= lane.epoch;
-  }
-  if (!waiting || !drained) return;
-  for (Discarded& lane : out_[transfer].discarded) lane.answered |= lane.at_target;
-  if (Check(tracker_->OnLanesDrained(out_[transfer].id))) TakeActions();
 }
 
 void World::Fence(uint8_t transfer) {
@@ -124,6 +100,41 @@ void World::Grant() {
   if (!grant.has_value()) return Fail("the table is full");
   grant->range.count = config_->slots;
   target_.Push(FrameType::kSlotGrant, Encode(*grant));
+}
+
+// The initiator gives the session up. At the target its connections may live on for a while.
+void World::Lose() {
+  --losses_left_;
+  lost_ = true;
+  to_target_.clear();
+  to_initiator_.clear();
+  sender_->OnSessionLost(absl::UnavailableError("lost"), now_);
+  sender_->NewSession();
+}
+
+// The target takes a new session once every connection of the one before is down at its side. It
+// gives out what was whole, and the initiator learns that nothing can land any more.
+void World::Rejoin() {
+  lost_ = false;
+  for (Rail& rail : rails_) rail = {};
+  for (const auto& delivered : tracker_->GiveOut()) {
+    Truth& truth = truth_[IndexOf(delivered.transfer)];
+    Require(truth.arrived && !truth.delivered, "given out, but may not be", delivered.transfer);
+    truth.delivered = true;
+  }
+  for (Truth& truth : truth_) {
+    truth.aborted = !truth.arrived;
+    truth.fencing = false;
+    truth.ended = true;
+  }
+  for (Outbound& out : out_) {
+    out.carried.clear();
+    out.discarded.clear();
+    Require(!out.quarantined || out.orphaned, "quarantined for ever", out.id);
+    if (Sending(static_cast<uint8_t>(out.id - first_id_)) == nullptr) out.quarantined = false;
+  }
+  BeginSession();
+  sender_->OnQuiet();
 }
 
 void World::TakeActions() {

@@ -19,7 +19,7 @@ inline constexpr char kFetchBegin[] =
 // The body of fetch-end (type 21).
 inline constexpr char kFetchEnd[] = "0700000000000000 03000000 723a37 02000000";
 
-// The body of verdict (type 22).
+// The body of kv-answer (type 22).
 inline constexpr char kKvAnswer[] = "0700000000000000 00 07000000 65787069726564";
 
 }  // namespace kvxfer::golden
