@@ -306,6 +306,12 @@ void BindMemoryAndPeers(AgentClass& agent) {
             return Value(self->Call([&](Agent& inside) { return inside.Explain(peer); }));
           },
           py::arg("peer"), "Which backend and rails reach the peer, and why not the others.")
+      .def(
+          "regions",
+          [](const Handle& self, const std::string& peer) {
+            return Value(self->Call([&](Agent& inside) { return inside.Regions(peer); }));
+          },
+          py::arg("peer"), "What the peer offers, as its metadata says, by address.")
       .def("poll_peer_event", [](const Handle& self) {
         return self->Call([](Agent& inside) { return inside.PollPeerEvent(); });
       });

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "bindings/python/memory.h"
 #include "bindings/python/status.h"
 #include "bindings/python/text.h"
 #include "bindings/python/wait.h"
@@ -27,6 +28,20 @@ const char* NameOf(KvLeaseEnd end) {
       return "released";
     case KvLeaseEnd::kExpired:
       return "expired";
+  }
+  return "unknown";
+}
+
+const char* NameOf(Access access) {
+  switch (access) {
+    case Access::kNone:
+      return "none";
+    case Access::kRemoteRead:
+      return "read";
+    case Access::kRemoteWrite:
+      return "write";
+    case Access::kReadWrite:
+      return "read_write";
   }
   return "unknown";
 }
@@ -64,6 +79,17 @@ void BindPeerValues(py::module_& module) {
       .def_property_readonly("cause", [](const PeerEvent& e) { return ToException(e.cause); })
       .def("__repr__", [](const PeerEvent& e) {
         return Text(absl::StrCat("<kvxfer.PeerEvent ", e.peer, " ", ToString(e.kind), ">"));
+      });
+  py::class_<PeerRegion>(module, "PeerRegion", "A region that a peer offers. Immutable.")
+      .def_property_readonly("id", [](const PeerRegion& r) { return static_cast<uint32_t>(r.id); })
+      .def_readonly("address", &PeerRegion::address)
+      .def_readonly("bytes", &PeerRegion::bytes)
+      .def_property_readonly("kind", [](const PeerRegion& r) { return python::NameOf(r.kind); })
+      .def_readonly("device", &PeerRegion::device_id)
+      .def_property_readonly("access", [](const PeerRegion& r) { return NameOf(r.access); })
+      .def("__repr__", [](const PeerRegion& r) {
+        return absl::StrCat("<kvxfer.PeerRegion ", static_cast<uint32_t>(r.id), ": ", r.bytes,
+                            " bytes at ", r.address, ", ", NameOf(r.access), ">");
       });
   py::class_<RailExplanation>(module, "RailExplanation")
       .def_property_readonly("name", &TextOf<&RailExplanation::name>::Get)

@@ -135,6 +135,12 @@ class Agent {
   // NotFound: no such peer.
   absl::StatusOr<Explanation> Explain(std::string_view peer) const;
 
+  // The regions that the peer offers: those in its metadata, as AddPeer was given it last, that
+  // grant some access. Ordered by address, then by id. Asks nobody: a region that the peer has
+  // registered since is missing, and a transfer to one that it has deregistered since fails with
+  // FailedPrecondition. Fresh metadata changes the answer. NotFound: no such peer.
+  absl::StatusOr<std::vector<PeerRegion>> Regions(std::string_view peer) const;
+
   // Returns the oldest event about any peer, or nothing if there is none. The agent keeps at most
   // 1024 events and drops the oldest first.
   std::optional<PeerEvent> PollPeerEvent();

@@ -1,4 +1,4 @@
-// What an agent reports about its peers: events, and which path it uses and why.
+// What an agent reports about its peers: events, their regions, and which path it uses and why.
 //
 // Thread-safety: plain values.
 //
@@ -33,6 +33,19 @@ struct PeerEvent {
 };
 
 const char* ToString(PeerEventKind kind);
+
+// A region of a peer, as far as this agent knows it. Blocks of a Write or Read lie inside one such
+// region each: Descriptor::address and PagedRegion::base are addresses of the peer.
+struct PeerRegion {
+  RegionId id = RegionId::kNone;  // the peer's
+  uint64_t address = 0;           // of its first byte, in the peer's address space
+  uint64_t bytes = 0;
+  MemoryKind kind = MemoryKind::kHost;
+  int device_id = 0;  // the peer's CUDA device; 0 for host memory
+  Access access = Access::kNone;
+
+  bool operator==(const PeerRegion&) const = default;
+};
 
 // One rail of a connection that is up.
 struct RailExplanation {

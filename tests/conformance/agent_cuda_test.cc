@@ -75,6 +75,17 @@ INSTANTIATE_TEST_SUITE_P(
              Name(std::get<1>(info.param).b);
     });
 
+// Expect the region of GPU memory to be listed as such, and not the staging memory that goes with
+// it.
+TEST_P(AgentCuda, RegionsOfAPeerAreWithoutItsStagingMemory) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, MakePair(flavour(), kinds(), 64 * 1024));
+  ASSERT_OK_AND_ASSIGN(const std::vector<PeerRegion> all, pair.a.agent->Regions("b"));
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].id, pair.b.region);
+  EXPECT_EQ(all[0].address, pair.b.memory.address());
+  EXPECT_EQ(all[0].kind, kinds().b == MemoryType::kCuda ? MemoryKind::kCuda : MemoryKind::kHost);
+}
+
 // Expect every byte in place, whatever the sizes, and no other byte changed.
 TEST_P(AgentCuda, BlocksOfEverySizeArrive) {
   const Shape shapes[] = {

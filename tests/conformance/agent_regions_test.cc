@@ -1,6 +1,7 @@
 // More regions than one message lists: they are told of in pages when a connection begins.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -58,6 +59,60 @@ class AgentRegions : public ::testing::TestWithParam<Flavour> {
   TestMemory memory_;
   std::vector<RegionId> regions_;
 };
+
+// Expect that the regions of a peer are told as they were registered, that a write needs nothing
+// more, and that what grants nothing is not offered.
+TEST_P(AgentRegions, OfAPeerAreListed) {
+  Register(3);
+  const MemorySpan kept{.data = reinterpret_cast<void*>(AddressOf(3)), .bytes = kRegionBytes};
+  const MemorySpan read{.data = reinterpret_cast<void*>(AddressOf(4)), .bytes = kRegionBytes};
+  ASSERT_OK(pair_.b.agent->RegisterMemory(kept, Access::kNone).status());
+  ASSERT_OK_AND_ASSIGN(const RegionId readable,
+                       pair_.b.agent->RegisterMemory(read, Access::kRemoteRead));
+  ASSERT_OK(pair_.b.agent->DeregisterMemory(regions_[1], kAmple));
+  ASSERT_OK_AND_ASSIGN(const std::string peer, Introduce(*pair_.a.agent, *pair_.b.agent));
+  ASSERT_OK_AND_ASSIGN(const std::vector<PeerRegion> all, pair_.a.agent->Regions(peer));
+
+  std::vector<PeerRegion> expected = {{.id = pair_.b.region,
+                                       .address = pair_.b.memory.address(),
+                                       .bytes = 64 * 1024,
+                                       .access = Access::kReadWrite},
+                                      {.id = regions_[0],
+                                       .address = AddressOf(0),
+                                       .bytes = kRegionBytes,
+                                       .access = Access::kReadWrite},
+                                      {.id = regions_[2],
+                                       .address = AddressOf(2),
+                                       .bytes = kRegionBytes,
+                                       .access = Access::kReadWrite},
+                                      {.id = readable,
+                                       .address = AddressOf(4),
+                                       .bytes = kRegionBytes,
+                                       .access = Access::kRemoteRead}};
+  std::ranges::sort(expected, {}, &PeerRegion::address);
+  EXPECT_EQ(all, expected);
+
+  const auto there = std::ranges::find(all, regions_[2], &PeerRegion::id);
+  ASSERT_NE(there, all.end());
+  Pattern(2).Fill(pair_.a.memory.bytes().first(kRegionBytes));
+  const Descriptor local{pair_.a.memory.address(), there->bytes};
+  const Descriptor remote{there->address, there->bytes};
+  ASSERT_OK_AND_ASSIGN(
+      const Transfer write,
+      pair_.a.agent->Write(
+          peer, DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
+          Unhurried()));
+  ASSERT_OK(write.Wait(kAmple));
+  EXPECT_EQ(Pattern(2).Mismatch(memory_.bytes().subspan(2 * kRegionBytes, kRegionBytes)),
+            kNoMismatch);
+}
+
+TEST_P(AgentRegions, OfAStrangerAreNot) {
+  EXPECT_TRUE(
+      Fails(pair_.a.agent->Regions("c").status(), absl::StatusCode::kNotFound, {"no peer c"}));
+  ASSERT_OK(pair_.a.agent->RemovePeer("b"));
+  EXPECT_TRUE(Fails(pair_.a.agent->Regions("b").status(), absl::StatusCode::kNotFound));
+}
 
 // Expect that who connects with old metadata learns of each region that is gone by then, and that
 // what goes later is told as well.

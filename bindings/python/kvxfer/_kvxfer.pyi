@@ -300,6 +300,27 @@ class PeerEvent(_Given):
         """None for "joined" and "back"."""
 
 @final
+class PeerRegion(_Given):
+    """A region that a peer offers: where blocks of a ``write`` or ``read`` may lie there. From
+    ``Agent.regions``. Immutable."""
+
+    @property
+    def id(self) -> int:
+        """As the peer counts them."""
+    @property
+    def address(self) -> int:
+        """In the address space of the peer."""
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def kind(self) -> _Kind: ...
+    @property
+    def device(self) -> int:
+        """The peer's CUDA device; 0 for host memory."""
+    @property
+    def access(self) -> _Access: ...
+
+@final
 class RailExplanation(_Given):
     """One rail of a connection that is up. Immutable."""
 
@@ -620,6 +641,9 @@ class Agent(_Bound):
         """Forgets it; its transfers end as cancelled. Does not wait. NotFound."""
     def explain(self, peer: str) -> Explanation:
         """Which backend and rails reach it, and why not the others. NotFound."""
+    def regions(self, peer: str) -> list[PeerRegion]:
+        """What the peer offers: the regions in its metadata, as ``add_peer`` was given it last, that
+        grant some access; by address. Asks nobody. NotFound."""
     def poll_peer_event(self) -> PeerEvent | None:
         """The next event of any peer, oldest first. At most 1,024 are kept; the oldest goes
         first."""

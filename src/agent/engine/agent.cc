@@ -68,6 +68,9 @@ absl::Status Agent::RemovePeer(std::string_view peer) { return impl_->engine->Re
 absl::StatusOr<Explanation> Agent::Explain(std::string_view peer) const {
   return impl_->engine->Explain(peer);
 }
+absl::StatusOr<std::vector<PeerRegion>> Agent::Regions(std::string_view peer) const {
+  return impl_->engine->Regions(peer);
+}
 
 std::optional<PeerEvent> Agent::PollPeerEvent() {
   if (impl_->engine->InForkedChild()) return std::nullopt;

@@ -67,6 +67,7 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   absl::StatusOr<std::string> AddPeer(std::string_view metadata_bytes);
   absl::Status RemovePeer(std::string_view peer);
   absl::StatusOr<Explanation> Explain(std::string_view peer);
+  absl::StatusOr<std::vector<PeerRegion>> Regions(std::string_view peer) const;
   Presence& presence() { return runtime_.presence; }
 
   absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,

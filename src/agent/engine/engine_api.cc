@@ -149,6 +149,23 @@ Peer* Engine::FindPeer(std::string_view name) {
   return it == peers_.end() ? nullptr : it->second.get();
 }
 
+absl::StatusOr<std::vector<PeerRegion>> Engine::Regions(std::string_view peer) const {
+  if (auto status = fork_guard_.Check(); !status.ok()) return status;
+  const auto view = FindView(peer);
+  if (!view.ok()) return view.status();
+  std::vector<PeerRegion> regions;
+  for (const RegionView& region : (*view)->regions->regions()) {
+    if (region.access == Access::kNone || region.staging) continue;
+    regions.push_back({.id = region.id,
+                       .address = region.base,
+                       .bytes = region.bytes,
+                       .kind = region.kind,
+                       .device_id = region.device_id,
+                       .access = region.access});
+  }
+  return regions;
+}
+
 absl::StatusOr<std::shared_ptr<const PeerView>> Engine::FindView(std::string_view peer) const {
   std::lock_guard lock(views_mu_);
   const auto it = views_.find(peer);

@@ -21,7 +21,8 @@ void RemoteRegions::Learn(const AgentMetadata& metadata) {
       staging_buffers_ = remote.bytes / Staging::kBufferBytes;
     }
     if (revoked_.Contains(id)) continue;
-    views.push_back({remote.id, remote.base, remote.bytes, remote.access, remote.kind});
+    views.push_back({remote.id, remote.base, remote.bytes, remote.access, remote.kind,
+                     remote.device_id, staging});
   }
   table_ = std::make_shared<const RegionTable>(std::move(views), metadata.name);
 }

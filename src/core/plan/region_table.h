@@ -23,6 +23,8 @@ struct RegionView {
   uint64_t bytes = 0;
   Access access = Access::kNone;
   MemoryKind kind = MemoryKind::kHost;
+  int device_id = 0;
+  bool staging = false;  // holds the staging buffers that its agent lends
 
   bool Contains(uint64_t address, uint64_t size) const {
     return address >= base && size <= bytes && address - base <= bytes - size;

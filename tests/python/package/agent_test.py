@@ -57,6 +57,22 @@ def test_read_fetches() -> None:
     assert (target[0] == source[0]).all() and (target[1, :100] == source[2, :100]).all()
 
 
+def test_regions_of_a_peer_are_enough_for_a_write() -> None:
+    source, target = filled(2), np.zeros((BLOCKS, BYTES), np.uint8)
+    with pair() as (left, right):
+        left.register_memory(source, "none")
+        own = right.register_memory(target, "write")
+        know(left, right)
+        (there,) = left.regions(right.name)
+        assert (there.id, there.address, there.bytes) == (own.id, target.ctypes.data, target.nbytes)
+        assert (there.kind, there.device, there.access) == ("host", 0, "write")
+        assert right.regions(left.name) == []  # it grants nothing
+        left.write(right.name, [(source.ctypes.data, BYTES)], [(there.address, BYTES)]).wait(5)
+        with pytest.raises(kvxfer.NotFound, match="no peer nobody"):
+            left.regions("nobody")
+    assert (target[0] == source[0]).all()
+
+
 @pytest.mark.parametrize(
     "ids",
     [
