@@ -215,11 +215,11 @@ QuiesceResult Quiesce(const Handle& agent, const std::string& peer,
       if (*quiet) return absl::OkStatus();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } while (std::chrono::steady_clock::now() < until);
-    return absl::DeadlineExceededError("");
+    return absl::Status(kTimedOut, "");
   };
   absl::Status said = agent->CallInTurns(timeout - ToSeconds(first), look);
   if (said.ok()) return {.quiet = true};
-  if (!absl::IsDeadlineExceeded(said)) Check(std::move(said));
+  if (!IsTimedOut(said)) Check(std::move(said));
   return result;
 }
 
@@ -278,7 +278,7 @@ void BindMemoryAndPeers(AgentClass& agent) {
             self->Deregister(ToRegion(self, region), timeout);
           },
           py::arg("region"), py::arg("timeout") = 5.0,
-          "Waits until no transfer can touch it, and forgets it. DeadlineExceeded: still in use.")
+          "Waits until no transfer can touch it, and forgets it. TimedOut: still in use.")
       .def("_register_rows", &RegisterRows, py::arg("rows"), py::arg("kind"))
       .def("_deregister_ids", &DeregisterIds, py::arg("ids"), py::arg("timeout"))
       .def(
@@ -326,7 +326,7 @@ void BindEvents(AgentClass& agent) {
       .def("poll_notifications", &PollNotifications, py::arg("limit") = 1024,
            "Those that are there, up to `limit`.")
       .def("wait_notification", &WaitNotification, py::arg("timeout") = py::none(),
-           "The next one; waits up to `timeout` seconds. DeadlineExceeded.")
+           "The next one; waits up to `timeout` seconds. TimedOut.")
       .def_property_readonly(
           "notification_fd",
           [](const Handle& self) {
@@ -352,7 +352,7 @@ void BindEnd(AgentClass& agent) {
   agent
       .def("drain", &Drain, py::arg("deadline"),
            "Takes no new work, waits up to `deadline` seconds until leases are fetched or over and "
-           "every transfer has ended, and closes. DeadlineExceeded: not all of it was, and why.")
+           "every transfer has ended, and closes. TimedOut: not all of it was, and why.")
       .def("close", &AgentHandle::Close,
            "Ends every transfer as cancelled, closes every connection. Idempotent.")
       .def_property_readonly("closed", &AgentHandle::closed)

@@ -88,11 +88,11 @@ std::pair<std::vector<RegionId>, absl::Status> AgentHandle::DeregisterRaw(
   absl::Status status = CallInTurns(timeout, [&regions](Agent& agent, Duration turn) {
     std::vector<RegionId> in_use;
     absl::Status said = agent.DeregisterMemory(regions, turn, &in_use);
-    if (absl::IsDeadlineExceeded(said)) regions = std::move(in_use);
+    if (IsTimedOut(said)) regions = std::move(in_use);
     return said;
   });
   if (status.ok()) return {};
-  if (!absl::IsDeadlineExceeded(status)) Check(status);
+  if (!IsTimedOut(status)) Check(status);
   return {std::move(regions), std::move(status)};
 }
 

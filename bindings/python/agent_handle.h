@@ -60,9 +60,8 @@ class AgentHandle {
     const WithoutGil without;
     return act(*agent);
   }
-  // act(Agent&, Duration) in turns without the GIL, until it says something else than
-  // DeadlineExceeded, or `timeout` seconds (empty: forever) are over. Closed: it is closed
-  // meanwhile.
+  // act(Agent&, Duration) in turns without the GIL, until it says something else than kTimedOut, or
+  // `timeout` seconds (empty: forever) are over. Closed: it is closed meanwhile.
   template <typename Act>
   auto CallInTurns(std::optional<double> timeout, Act act) {
     return WaitInTurns(

@@ -80,7 +80,7 @@ absl::Status TransferHandle::InTurns(std::optional<double> timeout, Act act, Ove
     }
     const WithoutGil without;
     std::this_thread::sleep_for(std::min<Duration>(duration, std::chrono::milliseconds(1)));
-    return absl::DeadlineExceededError("its agent is being closed");
+    return absl::Status(kTimedOut, "its agent is being closed");
   };
   return WaitInTurns(timeout, turn, [&] { return !over(); });
 }
@@ -88,12 +88,9 @@ absl::Status TransferHandle::InTurns(std::optional<double> timeout, Act act, Ove
 void TransferHandle::Wait(std::optional<double> timeout) const {
   absl::Status said = InTurns(
       timeout, [this](Duration turn) { return transfer_.Wait(turn); }, [this] { return Ended(); });
-  // A time-out of the wait reads like the end by the deadline.
   if (Ended()) return Check(transfer_.status());
-  if (!absl::IsDeadlineExceeded(said)) return Check(std::move(said));
-  throw StatusError(absl::DeadlineExceededError(absl::StrCat("transfer ", transfer_.id(), " to ",
-                                                             transfer_.peer(), " is still active")),
-                    "StillActive");
+  if (!IsTimedOut(said)) return Check(std::move(said));
+  throw StatusError(std::move(said), "StillActive");
 }
 
 bool TransferHandle::Drive(double seconds) const {

@@ -47,7 +47,7 @@ class WithoutGil {
 };
 
 // Calls `wait` (Duration -> Status or StatusOr, which lets the GIL go by itself) until it says
-// something else than DeadlineExceeded, `timeout` seconds (empty: forever) are over, or a signal's
+// something else than kTimedOut, `timeout` seconds (empty: forever) are over, or a signal's
 // handler raises. Between turns nothing is held: a handler may close what is waited for. `more`
 // (-> bool) is asked there, and false ends it.
 template <typename Wait, typename More>
@@ -57,9 +57,9 @@ auto WaitInTurns(std::optional<double> timeout, Wait wait, More more) {
                                          : Clock::time_point::max();
   const auto is_late = [](const auto& said) {
     if constexpr (requires { said.status(); }) {
-      return absl::IsDeadlineExceeded(said.status());
+      return IsTimedOut(said.status());
     } else {
-      return absl::IsDeadlineExceeded(said);
+      return IsTimedOut(said);
     }
   };
   for (;;) {

@@ -78,7 +78,7 @@ class Agent {
   // After the destructor, registered memory may be unmapped without DeregisterMemory, with one
   // exception. A process on this host that uses shm and does not answer within 2 s (because it is
   // stopped) may still copy into these addresses when it continues; the agent logs a warning. To
-  // learn of that case beforehand, call DeregisterMemory: it returns DeadlineExceeded.
+  // learn of that case beforehand, call DeregisterMemory: it returns kTimedOut.
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -102,13 +102,13 @@ class Agent {
 
   // Refuses new remote operations on the region, waits up to `timeout` until no transfer, local or
   // remote, can touch it, and then forgets it.
-  // NotFound: unknown, or already deregistered. DeadlineExceeded: still in use; the region stays
+  // NotFound: unknown, or already deregistered. kTimedOut: still in use; the region stays
   // registered, its memory must not be freed, and the call may be repeated. FailedPrecondition:
   // called from a callback, another call is deregistering the region, or a KV cache lies in it.
   absl::Status DeregisterMemory(RegionId region, Duration timeout = std::chrono::seconds(5));
   // The same for many regions at once; each peer is asked once for all of them. If the call is
   // refused, no region is deregistered (InvalidArgument: a region is named twice).
-  // DeadlineExceeded: the regions that are still in use stay registered and are stored in `in_use`;
+  // kTimedOut: the regions that are still in use stay registered and are stored in `in_use`;
   // the others are deregistered.
   absl::Status DeregisterMemory(std::span<const RegionId> regions, Duration timeout,
                                 std::vector<RegionId>* in_use = nullptr);
@@ -203,7 +203,7 @@ class Agent {
 
   // Blocks until the first `layers` layers that this worker has of the cache have arrived, with all
   // their heads, for a request that peers write.
-  // DeadlineExceeded: not within `timeout`; the message says what is missing. Aborted: the request
+  // kTimedOut: not within `timeout`; the message says what is missing. Aborted: the request
   // was given up. NotFound: no such cache. InvalidArgument: more layers than the cache has.
   // FailedPrecondition: called from a callback. Cancelled: the agent was closed.
   absl::Status WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
@@ -243,8 +243,8 @@ class Agent {
   // --- Notifications ------------------------------------------------------------------------
   // Makes progress once and returns the next notification, or nothing if there is none.
   std::optional<Notification> PollNotification();
-  // Waits for the next notification and drives progress meanwhile. DeadlineExceeded: none within
-  // `timeout`. FailedPrecondition: called from a callback.
+  // Waits for the next notification and drives progress meanwhile. kTimedOut: none within
+  // `timeout`. FailedPrecondition: called from a callback. Cancelled: the agent was closed.
   absl::StatusOr<Notification> WaitNotification(Duration timeout);
   // An eventfd that is readable while notifications wait, for epoll and asyncio loops. The agent
   // owns it. When it is readable, call PollNotification until that returns nothing; do not read
@@ -256,7 +256,8 @@ class Agent {
 
   // --- Quiet --------------------------------------------------------------------------------
   // Waits up to `timeout` until every transfer in `scope` has ended at both sides and no late byte
-  // of it can be written. FailedPrecondition: called from a callback.
+  // of it can be written. If `timeout` passes, that is no error: the result is not quiet, and has a
+  // token. FailedPrecondition: called from a callback.
   absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
   // True once the transfers that `token` names are quiet. NotFound: unknown token, or one for which
   // true was already returned.
@@ -267,7 +268,7 @@ class Agent {
   // FailedPrecondition; leases can still be renewed. Then waits up to `timeout` until every lease
   // has ended, every transfer of this agent has ended, and every transfer of a peer that was in
   // progress has ended. After that the agent may be destroyed.
-  // DeadlineExceeded: the message says what is left; call again, or destroy the agent anyway.
+  // kTimedOut: the message says what is left; call again, or destroy the agent anyway.
   // FailedPrecondition: called from a callback. Cancelled: the agent was closed.
   absl::Status Drain(Duration timeout);
 

@@ -88,10 +88,10 @@ class Transfer {
   Transfer() = default;
 
   // Blocks until the transfer ends or `timeout` passes, and drives the agent's progress meanwhile.
-  // OK: the transfer is done. DeadlineExceeded with the text "still active": `timeout` passed and
-  // the transfer goes on. FailedPrecondition: called from a callback. Otherwise the status that the
-  // transfer ended with: Unavailable (peer or path lost), ResourceExhausted (no descriptors for a
-  // connection; the peer is not lost), DeadlineExceeded, Cancelled, FailedPrecondition (peer
+  // OK: the transfer is done. kTimedOut: `timeout` passed and the transfer goes on.
+  // FailedPrecondition: called from a callback. Otherwise the status that the transfer ended with:
+  // Unavailable (peer or path lost), ResourceExhausted (no descriptors for a connection; the peer
+  // is not lost), DeadlineExceeded (its deadline passed), Cancelled, FailedPrecondition (peer
   // restarted, region gone), PermissionDenied, Internal.
   absl::Status Wait(Duration timeout) const;
 
@@ -122,7 +122,7 @@ class Transfer {
   // True if the transfer ended before it could be made quiet, and the memory of both sides is not
   // quiet yet.
   bool quarantined() const;
-  // Blocks until the transfer has ended and is no longer quarantined. DeadlineExceeded: not within
+  // Blocks until the transfer has ended and is no longer quarantined. kTimedOut: not within
   // `timeout`.
   absl::Status WaitQuiet(Duration timeout) const;
 

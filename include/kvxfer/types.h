@@ -16,10 +16,19 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace kvxfer {
 
 // The unit of all durations in the interface. Deadlines use CLOCK_MONOTONIC.
 using Duration = std::chrono::nanoseconds;
+
+// The status code of a call whose own time-out passed: Transfer::Wait and WaitQuiet, and the calls
+// of Agent that wait (WaitNotification, WaitLayers, DeregisterMemory, Drain). What the call waited
+// for goes on, and the call may be repeated. Nothing else has this code. A transfer that missed its
+// deadline ends with DeadlineExceeded.
+inline constexpr absl::StatusCode kTimedOut = absl::StatusCode::kOutOfRange;
+inline bool IsTimedOut(const absl::Status& status) { return status.code() == kTimedOut; }
 
 // Where the bytes of a region live.
 enum class MemoryKind : uint8_t { kHost = 0, kCuda = 1 };

@@ -47,9 +47,9 @@ class AgentCudaIpc : public ::testing::Test {
   // `transfer` has ended, and the GPU has still to copy for it.
   void ExpectStillMoving(const Transfer& transfer) {
     EXPECT_TRUE(transfer.quarantined());
-    EXPECT_TRUE(Fails(transfer.WaitQuiet(milliseconds(20)), absl::StatusCode::kDeadlineExceeded));
-    EXPECT_TRUE(Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, milliseconds(20)),
-                      absl::StatusCode::kDeadlineExceeded, {"still in use"}));
+    EXPECT_TRUE(Fails(transfer.WaitQuiet(milliseconds(20)), kTimedOut));
+    EXPECT_TRUE(Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, milliseconds(20)), kTimedOut,
+                      {"still in use"}));
     ASSERT_OK_AND_ASSIGN(const QuiesceResult asked,
                          pair_.b.agent->Quiesce({.peer = "a", .regions = {}}, milliseconds(50)));
     EXPECT_FALSE(asked.quiet);
@@ -84,7 +84,7 @@ TEST_F(AgentCudaIpc, AReadKeepsItsDeadline) { ExpectDeadlineKept(true); }
 
 TEST_F(AgentCudaIpc, ACancelEndsByItsGrace) {
   ASSERT_OK_AND_ASSIGN(const Transfer late, Begin(Telling("late")));
-  EXPECT_TRUE(Fails(late.Wait(milliseconds(50)), absl::StatusCode::kDeadlineExceeded));
+  EXPECT_TRUE(Fails(late.Wait(milliseconds(50)), kTimedOut));
   const MachineDelay machine;
   const Time start = Now();
   late.Cancel();
@@ -100,8 +100,8 @@ TEST_F(AgentCudaIpc, APeerThatIsRemovedIsNotWaitedFor) {
   EXPECT_TRUE(Fails(removed.Wait(kAmple), absl::StatusCode::kCancelled));
   EXPECT_TRUE(removed.quarantined());
   // Its memory is in use though the peer is gone.
-  EXPECT_TRUE(Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, milliseconds(20)),
-                    absl::StatusCode::kDeadlineExceeded, {"still in use"}));
+  EXPECT_TRUE(Fails(pair_.a.agent->DeregisterMemory(pair_.a.region, milliseconds(20)), kTimedOut,
+                    {"still in use"}));
   ExpectQuietOnceItGoesOn(removed);
 }
 
@@ -122,8 +122,8 @@ TEST_F(AgentCudaIpc, DeregistrationWaitsUntilThePeerHasClosedIt) {
   FindHooks()->kvxfer_standin_pause(0);
   std::atomic<bool> go{false};
   cuda::CloseLater([&] { go.wait(false); });
-  EXPECT_TRUE(Fails(pair_.b.agent->DeregisterMemory(pair_.b.region, milliseconds(100)),
-                    absl::StatusCode::kDeadlineExceeded, {"a"}));
+  EXPECT_TRUE(
+      Fails(pair_.b.agent->DeregisterMemory(pair_.b.region, milliseconds(100)), kTimedOut, {"a"}));
   go = true;
   go.notify_all();
   EXPECT_OK(pair_.b.agent->DeregisterMemory(pair_.b.region, kAmple));

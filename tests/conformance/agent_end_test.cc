@@ -117,15 +117,24 @@ TEST_P(AgentEnd, WaitInsideCallbackIsRefused) {
 
 TEST_P(AgentEnd, WaitTimesOutWhileItGoesOn) {
   ASSERT_OK_AND_ASSIGN(const Transfer held, Post(Held()));
-  EXPECT_TRUE(
-      Fails(held.Wait(milliseconds(5)), absl::StatusCode::kDeadlineExceeded, {"still active"}));
-  EXPECT_TRUE(Fails(held.Wait(Duration(0)), absl::StatusCode::kDeadlineExceeded, {"still active"}));
+  EXPECT_TRUE(Fails(held.Wait(milliseconds(5)), kTimedOut, {"still active"}));
+  EXPECT_TRUE(Fails(held.Wait(Duration(0)), kTimedOut, {"still active"}));
   EXPECT_EQ(held.Poll(), TransferState::kActive);
   EXPECT_EQ(held.delivery(), Delivery::kPending);
   EXPECT_OK(held.status());
   ready_.store(1, std::memory_order_release);
   EXPECT_OK(held.Wait(kAmple));
   EXPECT_EQ(held.delivery(), Delivery::kDelivered);
+}
+
+// Expect a wait whose time-out passes to differ by its code from a transfer whose deadline passed.
+TEST_P(AgentEnd, TimeOutOfAWaitIsNotTheDeadline) {
+  ASSERT_OK_AND_ASSIGN(const Transfer held, Post(Held(milliseconds(400))));
+  EXPECT_TRUE(Fails(held.Wait(milliseconds(5)), kTimedOut, {"to b", "goes on"}));
+  EXPECT_TRUE(Fails(held.WaitQuiet(milliseconds(5)), kTimedOut, {"still active"}));
+  EXPECT_TRUE(Fails(held.Wait(kAmple), absl::StatusCode::kDeadlineExceeded, {"b"}));
+  EXPECT_TRUE(Fails(held.Wait(Duration(0)), absl::StatusCode::kDeadlineExceeded, {"b"}));
+  EXPECT_FALSE(IsTimedOut(held.status()));
 }
 
 // Expect the end within 10 % of the deadline, whoever waits, and nobody told.

@@ -149,7 +149,7 @@ TEST_P(AgentKv, LayersAreThereInOrder) {
     for (const auto& rank : prefill.ranks) {
       EXPECT_TRUE(
           Fails(target.agent().WaitLayers("kv", "r", blocks.first_layer + 1, Duration::zero()),
-                absl::StatusCode::kDeadlineExceeded, {"request r", "layers are there"}));
+                kTimedOut, {"request r", "layers are there"}));
       EXPECT_FALSE(target.agent().PollNotification().has_value());
       ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
                            rank->agent().WriteBlocks(decode.names, blocks, Request("r")));
@@ -581,6 +581,22 @@ TEST_P(AgentKv, ASwitchThatWasTooLateIsOver) {
   EXPECT_FALSE(b.ranks[0]->agent().PollNotification().has_value());
 }
 
+// Expect the same code where what was copied before does not arrive in time: a migration goes on
+// with nothing, unlike a wait.
+TEST_P(AgentKv, ASwitchThatWaitsTooLongForACopyIsOver) {
+  std::atomic<uint32_t> ready{0};
+  ASSERT_OK_AND_ASSIGN(KvNodes a, KvNodes::Create(GetParam(), "a", kPlain, {.tp = 1}));
+  ASSERT_OK_AND_ASSIGN(KvNodes b, KvNodes::Create(GetParam(), "b", kPlain, {.tp = 1}));
+  ASSERT_OK(Introduce(a, b));
+  KvMigration move(&a.ranks[0]->agent(), b.names, "r", {.deadline = kAmple, .ready = &ready});
+  const KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
+  const KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
+  ASSERT_OK(move.Copy(Blocks(from, to)));
+  EXPECT_TRUE(Fails(move.Switch(Blocks(from, to), "token", std::chrono::milliseconds(20)),
+                    absl::StatusCode::kDeadlineExceeded, {"request r", "still active"}));
+  ready.store(1, std::memory_order_release);
+}
+
 // New work is refused; what was promised, a lease and a transfer on its way, is kept.
 TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
   const KvPlace from{.ids = {5, 0, 3}, .tokens = 48};
@@ -597,7 +613,8 @@ TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
   ASSERT_OK_AND_ASSIGN(const Transfer written,
                        agent.WriteBlocks(decode.names, Blocks(from, to),
                                          {.request = "w", .deadline = kAmple, .ready = &ready}));
-  constexpr auto kLate = absl::StatusCode::kDeadlineExceeded;
+  constexpr auto kLate = kTimedOut;
+  EXPECT_TRUE(Fails(written.Wait(std::chrono::milliseconds(5)), kLate, {"to d-0", "still active"}));
   EXPECT_TRUE(Fails(agent.Drain(std::chrono::milliseconds(20)), kLate, {"1 KV leases"}));
   constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
   EXPECT_TRUE(Fails(agent.Notify(decode.names[0], "new").status(), kRefused, {"being drained"}));

@@ -98,8 +98,7 @@ TEST_P(AgentRails, EveryTransferIsDoneAndToldOnce) {
   }
   writer.join();
   EXPECT_EQ(verified, count);
-  EXPECT_TRUE(
-      Fails(pair_.b.agent->WaitNotification(milliseconds(1)), absl::StatusCode::kDeadlineExceeded));
+  EXPECT_TRUE(Fails(pair_.b.agent->WaitNotification(milliseconds(1)), kTimedOut));
   EXPECT_TRUE(RailsFailed());
   ASSERT_OK_AND_ASSIGN(const QuiesceResult quiet, pair_.b.agent->Quiesce({}, kAmple));
   EXPECT_TRUE(quiet.quiet);

@@ -94,8 +94,7 @@ TEST_F(HostilePeer, DeregistrationsThatItDoesNotAnswer) {
   ASSERT_OK_AND_ASSIGN(const auto regions, agent_->RegisterMemory(spans, Access::kReadWrite));
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
   for (size_t i = 0; i < regions.size(); ++i) {
-    ASSERT_TRUE(Fails(agent_->DeregisterMemory(regions[i], Duration(0)),
-                      absl::StatusCode::kDeadlineExceeded,
+    ASSERT_TRUE(Fails(agent_->DeregisterMemory(regions[i], Duration(0)), kTimedOut,
                       {i < kAsked ? "in use by hostile" : "one of 512 earlier questions"}));
   }
   const auto heard = [&] { return peer->Heard(FrameType::kQuiesce); };
@@ -223,7 +222,7 @@ TEST_F(HostilePeer, AllSlotsTakenAndGivenBack) {
                                            DescriptorBlocks{.local = std::span(&local, 1),
                                                             .remote = std::span(&remote, 1)},
                                            Unhurried()));
-  EXPECT_EQ(write.Wait(std::chrono::milliseconds(50)).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(write.Wait(std::chrono::milliseconds(50)).code(), kTimedOut);
   // Expect the write to go on once a hoarder is gone and swept.
   hoarders.pop_back();
   EXPECT_TRUE(Eventually(kAmple, [&] {

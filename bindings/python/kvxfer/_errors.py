@@ -74,13 +74,19 @@ class PeerLost(Error, ConnectionError):
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """The transfer ended by its deadline, or the call's own time-out passed."""
+    """The transfer ended by its deadline; or fetching metadata took too long."""
 
     code = "DEADLINE_EXCEEDED"
 
 
-class StillActive(DeadlineExceeded):
-    """The time-out of ``wait`` passed; the transfer goes on."""
+class TimedOut(Error, TimeoutError):
+    """The time-out of a call that waits passed. What it waited for goes on: call it again."""
+
+    code = "OUT_OF_RANGE"
+
+
+class StillActive(TimedOut):
+    """The time-out of ``Transfer.wait`` passed; the transfer goes on."""
 
 
 class Cancelled(Error):
@@ -118,10 +124,10 @@ BY_CODE = {
         FailedPrecondition,
         PeerLost,
         DeadlineExceeded,
+        TimedOut,
         Cancelled,
         Aborted,
         Unimplemented,
         Internal,
     )
 }
-BY_CODE["OUT_OF_RANGE"] = InvalidArgument

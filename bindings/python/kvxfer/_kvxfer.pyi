@@ -127,7 +127,7 @@ class HostBuffer(_Bound):
 @final
 class Region(_Given):
     """Registered memory, from ``Agent.register_memory``. As a context manager it is deregistered at
-    the end, within 5 s (DeadlineExceeded: still in use, and registered). It keeps neither the agent
+    the end, within 5 s (TimedOut: still in use, and registered). It keeps neither the agent
     nor the memory alive. Immutable."""
 
     @property
@@ -212,7 +212,7 @@ class Transfer(_Given):
     def wait_quiet(self, timeout: float | None = None) -> None:
         """Blocks until it has ended, well or not, and no byte of it can land any more.
 
-        DeadlineExceeded: ``timeout`` passed."""
+        TimedOut: ``timeout`` passed."""
     def done(self) -> bool:
         """It has ended, well or not. Never blocks."""
     @property
@@ -616,7 +616,7 @@ class Agent(_Bound):
     def deregister_memory(self, region: Region | int, timeout: float = 5.0) -> None:
         """Refuses new operations on it, waits until no transfer can touch it, and lets go of it.
 
-        DeadlineExceeded: still in use, and registered. NotFound: not registered.
+        TimedOut: still in use, and registered. NotFound: not registered.
         FailedPrecondition: a KV cache lies in it, or another thread deregisters it."""
     def _register_rows(self, rows: Buffer | _Dlpack, kind: Literal["host", "cuda"]) -> list[int]:
         """For kvxfer.compat.nixl: all ranges of an array (N, 3) of (address, bytes, device), or
@@ -769,7 +769,7 @@ class Agent(_Bound):
     def wait_notification(self, timeout: float | None = None) -> Notification:
         """The next one; None waits for ever. Ctrl-C ends the wait.
 
-        DeadlineExceeded: ``timeout`` seconds passed. Closed: the agent was closed meanwhile."""
+        TimedOut: ``timeout`` seconds passed. Closed: the agent was closed meanwhile."""
     @property
     def notification_fd(self) -> int:
         """Readable while notifications wait, for select, poll and epoll. It is the agent's: neither
@@ -870,7 +870,7 @@ class Agent(_Bound):
         """Blocks until the first ``layers`` layers of this worker are there, of a request that
         peers write.
 
-        DeadlineExceeded: ``timeout`` seconds passed; says what is missing. Aborted: the request was
+        TimedOut: ``timeout`` seconds passed; says what is missing. Aborted: the request was
         given up. NotFound: the cache. InvalidArgument: more layers than it has."""
     def drop_request(self, cache: str, request: str) -> None:
         """Gives up a request that peers write: what still comes of it is refused. NotFound: the
@@ -899,7 +899,7 @@ class Agent(_Bound):
         """Takes no new work, waits up to ``deadline`` seconds until every lease and transfer has
         ended, and closes, whatever came of it. ``renew_lease`` works meanwhile.
 
-        DeadlineExceeded: what was left; it is closed all the same. Closed: another thread did."""
+        TimedOut: what was left; it is closed all the same. Closed: another thread did."""
     def close(self) -> None:
         """Ends every transfer as cancelled, and lets go of connections and memory. Wakes what waits
         in other threads, and returns when they have left. Idempotent."""

@@ -168,7 +168,7 @@ absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
     // Empty if another thread has taken the notification meanwhile: wait again.
     if (auto notification = notifier.Pop()) return *std::move(notification);
     if (Now() >= deadline) {
-      return absl::DeadlineExceededError("no notification within the time-out");
+      return TimedOutError("no notification within the time-out");
     }
   }
 }

@@ -49,10 +49,9 @@ absl::Status Engine::Drain(Duration timeout) {
   // kept.
   if (auto status = Call([this] { draining_.store(true); }); !status.ok()) return status;
   const auto late = [this](std::string_view left) {
-    return absl::DeadlineExceededError(absl::StrCat("agent ", runtime_.options.name,
-                                                    " is not drained yet: ", ToAbsl(left),
-                                                    "; it takes no new work: call again, or "
-                                                    "destroy it"));
+    return TimedOutError(absl::StrCat("agent ", runtime_.options.name,
+                                      " is not drained yet: ", ToAbsl(left),
+                                      "; it takes no new work: call again, or destroy it"));
   };
   for (;;) {
     const auto left = LeftToDrain();

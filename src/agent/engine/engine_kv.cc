@@ -289,7 +289,7 @@ absl::Status Engine::WaitLayers(std::string_view cache, std::string_view request
   const std::string text = absl::StrCat("KV request ", ToAbsl(request), ": ", ready, " of ", layers,
                                         " layers are there");
   if (watched.given_up) return absl::AbortedError(absl::StrCat(text, ", and it was given up"));
-  return absl::DeadlineExceededError(absl::StrCat(text, " within the time-out"));
+  return TimedOutError(absl::StrCat(text, " within the time-out"));
 }
 
 absl::Status Engine::DropRequest(std::string_view cache, std::string_view request) {

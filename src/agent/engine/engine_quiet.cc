@@ -156,7 +156,7 @@ absl::Status Engine::DeregisterMemory(std::span<const RegionId> regions, Duratio
     if (done()) return absl::OkStatus();
     if (!status.ok()) return status;
   }
-  const absl::Status status = absl::DeadlineExceededError(absl::StrCat(
+  const absl::Status status = TimedOutError(absl::StrCat(
       "region ", static_cast<uint32_t>(stay[0]), " is still in use by ", pending,
       stay.size() == 1 ? "" : absl::StrCat(" (and ", stay.size() - 1, " more of the call are)"),
       "; it stays registered and its memory must not be freed: call again"));

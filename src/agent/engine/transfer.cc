@@ -3,15 +3,12 @@
 #include <utility>
 
 #include "src/agent/engine/engine.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace {
 
 absl::Status NoTransfer() { return absl::FailedPreconditionError("this handle holds no transfer"); }
-
-absl::Status StillActive() {
-  return absl::DeadlineExceededError("still active: the time-out of Wait passed");
-}
 
 // Waits on the engine of `record` until done(); OK says that it is.
 absl::Status WaitOn(const TransferPtr& record, absl::FunctionRef<bool()> done, Duration timeout) {
@@ -24,7 +21,10 @@ absl::Status WaitOn(const TransferPtr& record, absl::FunctionRef<bool()> done, D
   auto waited = engine->WaitFor(record.get(), done, After(timeout));
   if (!waited.ok()) return waited.status();
   // It may have ended between the time-out and now.
-  return *waited || done() ? absl::OkStatus() : StillActive();
+  if (*waited || done()) return absl::OkStatus();
+  return TimedOutError(absl::StrCat("transfer ", record->id, " to ", record->peer,
+                                    record->ended() ? " is still quarantined" : " is still active",
+                                    " after the time-out; it goes on"));
 }
 
 }  // namespace

@@ -78,7 +78,11 @@ absl::StatusOr<KvMigration::Switched> KvMigration::Switch(const KvBlocks& blocks
                                                    blocks.tokens, " tokens, of which ", sent_,
                                                    " were sent"));
   }
-  for (const Transfer& transfer : under_way_) error_.Update(transfer.Wait(end - Now()));
+  for (const Transfer& transfer : under_way_) {
+    const absl::Status waited = transfer.Wait(end - Now());
+    // The migration ends with this error: its time-out is a deadline.
+    error_.Update(IsTimedOut(waited) ? absl::DeadlineExceededError(waited.message()) : waited);
+  }
   if (absl::Status status = DropDone(); !status.ok()) return status;
   KvOptions options = options_;
   options.request = request_;

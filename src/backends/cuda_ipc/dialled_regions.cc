@@ -165,7 +165,7 @@ absl::Status CudaIpcDialledEndpoint::OnRefused(const RefusedPacket& packet) {
     return absl::InvalidArgumentError("the peer refused a region that was not asked for");
   }
   const auto code = static_cast<absl::StatusCode>(packet.code);
-  const bool known = packet.code > 0 && packet.code <= 16;
+  const bool known = packet.code > 0 && packet.code <= 16 && code != kTimedOut;
   Answered(it->second,
            absl::Status(known ? code : absl::StatusCode::kInternal,
                         absl::StrCat("process ", host_.pid, " does not give it: ", packet.why)));

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "absl/status/status.h"
+#include "kvxfer/types.h"
 
 namespace kvxfer::cli {
 
@@ -44,6 +45,7 @@ constexpr ExitStatus ExitStatusOf(absl::StatusCode code) {
     case absl::StatusCode::kUnavailable:
       return ExitStatus::kUnreachable;
     case absl::StatusCode::kDeadlineExceeded:
+    case kTimedOut:
       return ExitStatus::kTimedOut;
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kPermissionDenied:

@@ -114,7 +114,7 @@ void PeerService::Dispatch() {
     const auto notification = agent_->WaitNotification(std::chrono::milliseconds(100));
     if (notification.ok()) {
       OnNotification(*notification);
-    } else if (!absl::IsDeadlineExceeded(notification.status())) {
+    } else if (!IsTimedOut(notification.status())) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   }

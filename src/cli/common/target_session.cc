@@ -148,7 +148,7 @@ absl::Status RoundTrip::WaitAnswer(const Transfer& transfer) {
       if (note && note->sequence == sequence_) return absl::OkStatus();
       return absl::InternalError("the answer belongs to another write");
     }
-    if (!absl::IsDeadlineExceeded(answer.status())) return answer.status();
+    if (!IsTimedOut(answer.status())) return answer.status();
     if (absl::Status failed = transfer.status(); !failed.ok()) return failed;
     if (absl::Status gone = CheckPeer(); !gone.ok()) return gone;
     if (left <= kLook) {

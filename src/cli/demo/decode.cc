@@ -36,7 +36,7 @@ class Decode {
         if (absl::Status s = OnArrived(*notification); !s.ok()) return s;
         last_step = Now();
         ++done;
-      } else if (!absl::IsDeadlineExceeded(notification.status())) {
+      } else if (!IsTimedOut(notification.status())) {
         return notification.status();
       }
       if (parent.Closed()) return absl::UnavailableError("the prefill process is gone");

@@ -37,7 +37,7 @@ class Prefill {
       if (notification.ok()) {
         last_step = Now();
         if (absl::Status s = OnMessage(*notification); !s.ok()) return s;
-      } else if (!absl::IsDeadlineExceeded(notification.status())) {
+      } else if (!IsTimedOut(notification.status())) {
         return notification.status();
       }
       if (absl::Status s = CollectEnded(); !s.ok()) return s;

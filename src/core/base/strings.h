@@ -15,6 +15,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kvxfer/types.h"
 
 namespace kvxfer {
 
@@ -29,6 +30,9 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
       [&](absl::string_view url, const absl::Cord& value) { annotated.SetPayload(url, value); });
   return annotated;
 }
+
+// The error of a wait whose time-out passed (kTimedOut).
+inline absl::Status TimedOutError(absl::string_view message) { return {kTimedOut, message}; }
 
 // Annotate, unless the message begins with `name` already ("tcp: ...", "tcp peer ...").
 absl::Status WithName(const absl::Status& status, std::string_view name);

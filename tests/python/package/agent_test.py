@@ -149,7 +149,7 @@ def test_a_wait_lets_other_threads_run() -> None:
         over = threading.Event()
 
         def wait() -> None:
-            with pytest.raises(kvxfer.DeadlineExceeded):
+            with pytest.raises(kvxfer.TimedOut):
                 left.wait_notification(0.3)
             over.set()
 
@@ -221,7 +221,7 @@ def test_a_deadline_ends_a_transfer() -> None:
         )
         with pytest.raises(kvxfer.DeadlineExceeded) as caught:
             transfer.wait()
-        assert not isinstance(caught.value, kvxfer.StillActive)
+        assert not isinstance(caught.value, kvxfer.TimedOut)
         assert isinstance(caught.value, TimeoutError)
 
 

@@ -169,6 +169,7 @@ TEST(ExitStatus, FollowsTheStatus) {
   EXPECT_EQ(ExitStatusOf(absl::StatusCode::kInvalidArgument), ExitStatus::kUsage);
   EXPECT_EQ(ExitStatusOf(absl::StatusCode::kUnavailable), ExitStatus::kUnreachable);
   EXPECT_EQ(ExitStatusOf(absl::StatusCode::kDeadlineExceeded), ExitStatus::kTimedOut);
+  EXPECT_EQ(ExitStatusOf(kTimedOut), ExitStatus::kTimedOut);
   EXPECT_EQ(ExitStatusOf(absl::StatusCode::kFailedPrecondition), ExitStatus::kNotUsable);
 }
 

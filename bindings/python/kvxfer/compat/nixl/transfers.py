@@ -181,7 +181,7 @@ class Transfer:
             return
         try:
             active.wait_quiet(CANCEL_PATIENCE)
-        except _errors.DeadlineExceeded as error:
+        except _errors.TimedOut as error:
             raise nixl_error(
                 nixlRepostActiveError,
                 f"the transfer was cancelled; agent {self.peer!r} has not let go of it: {error}",
