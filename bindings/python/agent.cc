@@ -4,12 +4,16 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <climits>
+#include <iterator>
 #include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -104,7 +108,8 @@ RegionId ToRegion(const Handle& agent, py::handle region) {
 
 TransferOptions ToTransferOptions(const py::object& notification, const std::string& order,
                                   double deadline, int priority, std::string backend,
-                                  const ReadyFlag* ready, const StreamOrder& after) {
+                                  const ReadyFlag* ready, const StreamOrder& after,
+                                  std::optional<uint64_t> user_word) {
   TransferOptions options;
   options.notification = ToPayload(notification, "notification");
   if (order == "any") {
@@ -118,6 +123,7 @@ TransferOptions ToTransferOptions(const py::object& notification, const std::str
   if (ready != nullptr) options.ready = &ready->value;
   options.after = after.stream;
   options.after_event = after.event;
+  options.user_word = user_word;
   return options;
 }
 
@@ -148,11 +154,12 @@ TransferHandle Move(const Handle& agent, const std::string& peer, const py::obje
                     const py::object& remote_ids, const py::object& notification,
                     const std::string& order, double deadline, int priority,
                     const std::string& backend, const std::shared_ptr<ReadyFlag>& ready,
-                    const py::object& stream, const py::object& event) {
+                    const py::object& stream, const py::object& event,
+                    std::optional<uint64_t> user_word) {
   agent->CheckMemory();
   const StreamOrder after = ToStreamOrder(stream, event);
-  const TransferOptions options =
-      ToTransferOptions(notification, order, deadline, priority, backend, ready.get(), after);
+  const TransferOptions options = ToTransferOptions(notification, order, deadline, priority,
+                                                    backend, ready.get(), after, user_word);
   if (local_ids.is_none() != remote_ids.is_none()) {
     Refuse("one of local_ids and remote_ids is given; expected both, or neither");
   }
@@ -172,9 +179,10 @@ TransferHandle Move(const Handle& agent, const std::string& peer, const py::obje
 
 TransferHandle Notify(const Handle& agent, const std::string& peer, const py::object& payload,
                       const std::string& order, double deadline, const py::object& stream,
-                      const py::object& event) {
+                      const py::object& event, std::optional<uint64_t> user_word) {
   const StreamOrder after = ToStreamOrder(stream, event);
-  TransferOptions options = ToTransferOptions(payload, order, deadline, 0, "", nullptr, after);
+  TransferOptions options =
+      ToTransferOptions(payload, order, deadline, 0, "", nullptr, after, user_word);
   if (!options.notification.has_value()) throw py::type_error("payload is None; expected bytes");
   return {agent, Value(agent->Call([&](Agent& inside) {
             return inside.Notify(peer, *std::move(options.notification), options);
@@ -197,6 +205,91 @@ std::vector<Notification> PollNotifications(const Handle& agent, size_t limit) {
 Notification WaitNotification(const Handle& agent, std::optional<double> timeout) {
   return Value(agent->CallInTurns(
       timeout, [](Agent& inside, Duration turn) { return inside.WaitNotification(turn); }));
+}
+
+constexpr std::pair<const char*, AgentEventKinds> kEventKinds[] = {
+    {"notification", AgentEventKinds::kNotification},
+    {"transfer_end", AgentEventKinds::kTransferEnd},
+    {"peer", AgentEventKinds::kPeer},
+    {"kv", AgentEventKinds::kKv}};
+
+AgentEventKinds ToEventKinds(const std::optional<std::vector<std::string>>& names) {
+  if (!names.has_value()) return AgentEventKinds::kAll;
+  AgentEventKinds kinds = AgentEventKinds::kNone;
+  for (const std::string& name : *names) {
+    const auto* const known =
+        std::ranges::find_if(kEventKinds, [&name](const auto& kind) { return name == kind.first; });
+    if (known == std::end(kEventKinds)) {
+      Refuse(absl::StrCat("kinds has \"", name,
+                          "\"; expected \"notification\", \"transfer_end\", \"peer\" or \"kv\""));
+    }
+    kinds = kinds | known->second;
+  }
+  if (kinds == AgentEventKinds::kNone) Refuse("kinds is empty; expected one kind of event or more");
+  return kinds;
+}
+
+py::list ToEvents(const Handle& agent, std::vector<AgentEvent> events) {
+  py::list list;
+  for (AgentEvent& event : events) {
+    std::visit(
+        [&](auto&& one) {
+          using Event = std::decay_t<decltype(one)>;
+          if constexpr (std::is_same_v<Event, TransferEnd>) {
+            list.append(TransferEndHandle{
+                .user_word = one.user_word,
+                .transfer = TransferHandle(agent, std::move(one.transfer), nullptr, {})});
+          } else if constexpr (!std::is_same_v<Event, std::monostate>) {
+            list.append(std::move(one));
+          }
+        },
+        std::move(event));
+  }
+  return list;
+}
+
+// Adds to `all` what is there, so that it has at most `limit`.
+void TakeEvents(Agent& agent, AgentEventKinds kinds, size_t limit, std::vector<AgentEvent>& all) {
+  std::array<AgentEvent, 64> some;
+  while (all.size() < limit) {
+    const auto room = std::span(some).first(std::min(some.size(), limit - all.size()));
+    const size_t count = agent.PollEvents(room, kinds);
+    std::move(some.begin(), some.begin() + static_cast<ptrdiff_t>(count), std::back_inserter(all));
+    if (count < room.size()) return;
+  }
+}
+
+py::list PollEvents(const Handle& agent, const std::optional<std::vector<std::string>>& names,
+                    size_t limit) {
+  const AgentEventKinds kinds = ToEventKinds(names);
+  std::vector<AgentEvent> all;
+  agent->Call([&](Agent& inside) { TakeEvents(inside, kinds, limit, all); });
+  return ToEvents(agent, std::move(all));
+}
+
+py::list WaitEvents(const Handle& agent, std::optional<double> timeout,
+                    const std::optional<std::vector<std::string>>& names, size_t limit) {
+  const AgentEventKinds kinds = ToEventKinds(names);
+  if (limit == 0) Refuse("limit is 0; expected 1 or more");
+  std::vector<AgentEvent> all(1);
+  Check(agent->CallInTurns(timeout, [&](Agent& inside, Duration turn) {
+    absl::Status waited = inside.WaitEvents(all, turn, kinds).status();
+    if (waited.ok()) TakeEvents(inside, kinds, limit, all);
+    return waited;
+  }));
+  return ToEvents(agent, std::move(all));
+}
+
+// The words of the ends that TransferHandle::Watch asked for.
+std::vector<uint64_t> TakeWatched(const Handle& agent) {
+  std::vector<AgentEvent> all;
+  agent->Call([&](Agent& inside) {
+    TakeEvents(inside, AgentEventKinds::kWatchedEnd, kMaxUnreadEnds, all);
+  });
+  std::vector<uint64_t> words;
+  words.reserve(all.size());
+  for (const AgentEvent& event : all) words.push_back(std::get<TransferEnd>(event).user_word);
+  return words;
 }
 
 // One question, asked once: a second one would leave a second token.
@@ -264,7 +357,7 @@ void BindMove(AgentClass& agent, const char* name, const char* doc) {
             py::arg("notification") = py::none(), py::arg("order") = "posted",
             py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
             py::arg("ready") = py::none(), py::arg("stream") = py::none(),
-            py::arg("event") = py::none(), doc);
+            py::arg("event") = py::none(), py::arg("user_word") = py::none(), doc);
 }
 
 void BindMemoryAndPeers(AgentClass& agent) {
@@ -319,6 +412,25 @@ void BindMemoryAndPeers(AgentClass& agent) {
 
 void BindEvents(AgentClass& agent) {
   agent
+      .def("poll_events", &PollEvents, py::arg("kinds") = py::none(), py::arg("limit") = 1024,
+           "Those that are there, in the order in which they came.")
+      .def("wait_events", &WaitEvents, py::arg("timeout") = py::none(),
+           py::arg("kinds") = py::none(), py::arg("limit") = 1024,
+           "As poll_events, at least one; waits up to `timeout` seconds. TimedOut.")
+      .def(
+          "event_fd",
+          [](const Handle& self, const std::optional<std::vector<std::string>>& kinds) {
+            const AgentEventKinds wanted = ToEventKinds(kinds);
+            return Value(self->Call([&](Agent& inside) { return inside.EventFd(wanted); }));
+          },
+          py::arg("kinds") = py::none(), "Readable while such an event waits.")
+      .def_property_readonly("_watched_fd",
+                             [](const Handle& self) {
+                               return Value(self->Call([](Agent& inside) {
+                                 return inside.EventFd(AgentEventKinds::kWatchedEnd);
+                               }));
+                             })
+      .def("_take_watched", &TakeWatched)
       .def("poll_notification",
            [](const Handle& self) {
              return self->Call([](Agent& inside) { return inside.PollNotification(); });
@@ -356,7 +468,6 @@ void BindEnd(AgentClass& agent) {
       .def("close", &AgentHandle::Close,
            "Ends every transfer as cancelled, closes every connection. Idempotent.")
       .def_property_readonly("closed", &AgentHandle::closed)
-      .def("_watch_close", &AgentHandle::WatchClose, py::arg("queue").none(false), py::arg("key"))
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](const Handle& self, const py::args&) { self->Close(); })
       .def("__repr__", [](const Handle& self) {
@@ -409,7 +520,8 @@ void BindAgent(py::module_& module) {
                              "that all bytes were read.");
   agent.def("notify", &Notify, py::arg("peer"), py::arg("payload"), py::kw_only(),
             py::arg("order") = "posted", py::arg("deadline") = 30.0, py::arg("stream") = py::none(),
-            py::arg("event") = py::none(), "A notification alone.");
+            py::arg("event") = py::none(), py::arg("user_word") = py::none(),
+            "A notification alone.");
   BindEvents(agent);
   BindKv(agent);
   BindEnd(agent);

@@ -105,12 +105,6 @@ void AgentHandle::CheckMemory() const {
   for (const auto& [region, memory] : asked) CheckStillThere(memory, region);
 }
 
-void AgentHandle::WatchClose(const std::shared_ptr<EndQueue>& queue, uint64_t key) {
-  if (destroyed_) return queue->Push(key);
-  std::erase_if(watchers_, [](const auto& each) { return each.first.expired(); });
-  watchers_.emplace_back(queue, key);
-}
-
 void AgentHandle::Keep(std::shared_ptr<void> thing) {
   if (!destroyed_) kept_.push_back(std::move(thing));
 }
@@ -146,9 +140,6 @@ void AgentHandle::Close() {
     } else {
       destroyed_.wait(false);
     }
-  }
-  for (const auto& [watcher, key] : std::exchange(watchers_, {})) {
-    if (const auto queue = watcher.lock()) queue->Push(key);
   }
   // Their ends may run code of Python, which finds the agent without them.
   const auto kept = std::exchange(kept_, {});

@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/python/end_queue.h"
 #include "bindings/python/memory.h"
 #include "bindings/python/status.h"
 #include "bindings/python/wait.h"
@@ -85,8 +84,6 @@ class AgentHandle {
   // InvalidArgument: the memory of a region was let go of while it was registered.
   void CheckMemory() const;
 
-  // Pushes `key` once the agent is destroyed, at once where it is. The queue may go before.
-  void WatchClose(const std::shared_ptr<EndQueue>& queue, uint64_t key);
   // Keeps it until then.
   void Keep(std::shared_ptr<void> thing);
   // Keeps it until `transfer` has ended, or for a while longer.
@@ -107,7 +104,6 @@ class AgentHandle {
   const pid_t owner_ = getpid();
   std::unique_ptr<Agent> agent_;
   std::map<RegionId, HeldMemory> held_{};
-  std::vector<std::pair<std::weak_ptr<EndQueue>, uint64_t>> watchers_{};
   std::vector<std::shared_ptr<void>> kept_{};
   std::vector<std::pair<Transfer, pybind11::object>> until_end_{};
   size_t sweep_at_ = kSweep;  // so many of those, the ended ones are let go of

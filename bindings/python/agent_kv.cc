@@ -29,15 +29,16 @@ KvBlocks ToBlocks(const std::string& cache, const Ids& local_ids, const Ids& rem
 }
 
 KvOptions ToKvOptions(const py::object& notification, double deadline, int priority,
-                      const std::string& backend, const ReadyFlag* ready,
-                      const StreamOrder& after) {
+                      const std::string& backend, const ReadyFlag* ready, const StreamOrder& after,
+                      std::optional<uint64_t> user_word) {
   return {.notification = ToPayload(notification, "notification"),
           .deadline = ToDuration(deadline, "deadline"),
           .priority = priority,
           .backend = backend,
           .ready = ready == nullptr ? nullptr : &ready->value,
           .after = after.stream,
-          .after_event = after.event};
+          .after_event = after.event,
+          .user_word = user_word};
 }
 
 TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& group,
@@ -48,14 +49,15 @@ TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& 
                            const std::string& request, const py::object& notification,
                            double deadline, int priority, const std::string& backend,
                            const std::shared_ptr<ReadyFlag>& ready, const py::object& stream,
-                           const py::object& event) {
+                           const py::object& event, std::optional<uint64_t> user_word) {
   agent->CheckMemory();
   const StreamOrder after = ToStreamOrder(stream, event);
   const Ids ours(local_ids, "local_ids");
   const Ids theirs(remote_ids, "remote_ids");
   const KvBlocks blocks = ToBlocks(cache, ours, theirs, tokens, local_first_token,
                                    remote_first_token, first_layer, layers);
-  KvOptions options = ToKvOptions(notification, deadline, priority, backend, ready.get(), after);
+  KvOptions options =
+      ToKvOptions(notification, deadline, priority, backend, ready.get(), after, user_word);
   options.request = request;
   return {
       agent,
@@ -71,14 +73,15 @@ TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& g
                           const std::string& lease_contents, double lease_wait,
                           uint32_t lease_readers, const py::object& notification, double deadline,
                           int priority, const std::string& backend, const py::object& stream,
-                          const py::object& event) {
+                          const py::object& event, std::optional<uint64_t> user_word) {
   agent->CheckMemory();
   const StreamOrder after = ToStreamOrder(stream, event);
   const Ids ours(local_ids, "local_ids");
   const Ids theirs(remote_ids, "remote_ids");
   const KvBlocks blocks = ToBlocks(cache, ours, theirs, tokens, local_first_token,
                                    remote_first_token, first_layer, layers);
-  KvOptions options = ToKvOptions(notification, deadline, priority, backend, nullptr, after);
+  KvOptions options =
+      ToKvOptions(notification, deadline, priority, backend, nullptr, after, user_word);
   options.lease = lease;
   options.lease_contents = lease_contents;
   options.lease_wait = ToDuration(lease_wait, "lease_wait");
@@ -107,6 +110,7 @@ void BindRequests(AgentClass& agent) {
            py::arg("notification") = py::none(), py::arg("deadline") = 30.0,
            py::arg("priority") = 0, py::arg("backend") = "", py::arg("ready") = py::none(),
            py::arg("stream") = py::none(), py::arg("event") = py::none(),
+           py::arg("user_word") = py::none(),
            "What of the request this worker has and the group needs, into the group's caches.")
       .def("read_blocks", &ReadBlocks, py::arg("group"), py::arg("cache"), py::arg("local_ids"),
            py::arg("remote_ids"), py::arg("tokens"), py::kw_only(),
@@ -116,6 +120,7 @@ void BindRequests(AgentClass& agent) {
            py::arg("lease_readers") = 0, py::arg("notification") = py::none(),
            py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
            py::arg("stream") = py::none(), py::arg("event") = py::none(),
+           py::arg("user_word") = py::none(),
            "What this worker needs of the request, out of the group's caches.")
       .def(
           "wait_layers",

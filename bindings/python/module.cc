@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "bindings/python/agent.h"
 #include "bindings/python/descriptor_list.h"
-#include "bindings/python/end_queue.h"
 #include "bindings/python/memory.h"
 #include "bindings/python/status.h"
 #include "bindings/python/transfer_handle.h"
@@ -68,7 +67,6 @@ void BindAll(pybind11::module_& module) {
   BindDescriptorList(module);
   BindValues(module);
   BindLayout(module);
-  BindEndQueue(module);
   BindTransfer(module);
   BindAgent(module);
   module.def("fetch_metadata", &Fetch, pybind11::arg("address"), pybind11::arg("timeout") = 5.0,

@@ -28,38 +28,28 @@ TransferHandle::TransferHandle(const std::shared_ptr<AgentHandle>& agent, Transf
     : agent_(agent), transfer_(std::move(transfer)) {
   if (event) agent->KeepUntilEnd(transfer_, std::move(event));
   if (ready == nullptr) return;
-  // The engine reads it until the end.
-  watched_->ready = ready;
-  if (!Listen()) agent->Keep(std::move(ready));
+  // The engine reads it until the end, or until the agent is destroyed.
+  const AgentHandle::Use inside(*agent);
+  if (!inside) {
+    agent->Keep(std::move(ready));
+    return;
+  }
+  const WithoutGil without;
+  transfer_.OnEnd([ready = std::move(ready)](const Transfer&) {});
 }
 
-// One callback for whatever waits: a second would replace it.
-bool TransferHandle::Listen() {
-  if (listens_) return true;
+bool TransferHandle::Watch() const {
   const auto agent = agent_.lock();
   if (agent == nullptr) return false;
-  const AgentHandle::Use inside(*agent);
-  if (!inside) return false;
-  listens_ = true;
-  const WithoutGil without;
-  transfer_.OnEnd([watched = watched_](const Transfer&) {
-    const std::lock_guard lock(watched->mu);
-    watched->ended = true;
-    watched->ready = nullptr;
-    for (const auto& [queue, key] : std::exchange(watched->queues, {})) queue->Push(key);
-  });
-  return true;
-}
-
-void TransferHandle::Watch(const std::shared_ptr<EndQueue>& queue, uint64_t key) {
-  if (!Listen()) {
-    // Its end is certain when the agent is destroyed, not before.
-    const auto agent = agent_.lock();
-    return agent == nullptr ? queue->Push(key) : agent->WatchClose(queue, key);
+  absl::Status watched;
+  {
+    const AgentHandle::Use inside(*agent);
+    if (!inside) return false;
+    const WithoutGil without;
+    watched = transfer_.Watch(transfer_.id());
   }
-  const std::lock_guard lock(watched_->mu);
-  if (watched_->ended || Ended()) return queue->Push(key);
-  watched_->queues.emplace_back(queue, key);
+  Check(std::move(watched));
+  return true;
 }
 
 bool TransferHandle::Ended() const { return transfer_.Poll() != TransferState::kActive; }
@@ -189,7 +179,8 @@ void BindTransfer(py::module_& module) {
       .def_property_readonly("id", [](const TransferHandle& t) { return t.transfer().id(); })
       .def_property_readonly("peer",
                              [](const TransferHandle& t) { return Text(t.transfer().peer()); })
-      .def("_watch", &TransferHandle::Watch, py::arg("queue").none(false), py::arg("key"))
+      .def("_watch", &TransferHandle::Watch)
+      .def_property_readonly("_agent", &TransferHandle::agent)
       .def("_drive", &TransferHandle::Drive, py::arg("seconds"))
       .def("__await__",
            [](const py::object& self) {
@@ -198,6 +189,15 @@ void BindTransfer(py::module_& module) {
       .def("__repr__", [](const TransferHandle& t) {
         return Text(absl::StrCat("<kvxfer.Transfer ", t.transfer().id(), " to ",
                                  t.transfer().peer(), ", ", NameOf(t.transfer().Poll()), ">"));
+      });
+
+  py::class_<TransferEndHandle>(module, "TransferEnd",
+                                "The end of a transfer that was posted with a user_word.")
+      .def_readonly("user_word", &TransferEndHandle::user_word)
+      .def_readonly("transfer", &TransferEndHandle::transfer)
+      .def("__repr__", [](const TransferEndHandle& e) {
+        return absl::StrCat("<kvxfer.TransferEnd of transfer ", e.transfer.transfer().id(),
+                            ", user_word ", e.user_word, ">");
       });
 }
 

@@ -1,6 +1,6 @@
-// A Transfer as Python holds it, and what waits for its end.
+// A Transfer as Python holds it.
 //
-// Thread-safety: with the GIL, but for Watch, which has a lock of its own.
+// Thread-safety: with the GIL.
 
 #ifndef KVXFER_BINDINGS_PYTHON_TRANSFER_HANDLE_H_
 #define KVXFER_BINDINGS_PYTHON_TRANSFER_HANDLE_H_
@@ -10,13 +10,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "bindings/python/agent_handle.h"
-#include "bindings/python/end_queue.h"
 #include "kvxfer/transfer.h"
 
 namespace kvxfer::python {
@@ -43,19 +39,13 @@ class TransferHandle {
   // Makes progress for at most so many seconds, without the GIL; whether it has ended. For those
   // who ask again and again.
   bool Drive(double seconds) const;
-  // Pushes `key` once it has ended, at once where it has.
-  void Watch(const std::shared_ptr<EndQueue>& queue, uint64_t key);
+  // Asks for its end as an event of the kind kWatchedEnd, with its id as the word. False: the agent
+  // is being closed, which ends it, or is gone.
+  bool Watch() const;
+  // Null: the agent is gone.
+  std::shared_ptr<AgentHandle> agent() const { return agent_.lock(); }
 
  private:
-  // Shared with the callback that runs at the end, whichever is the last.
-  struct Watched {
-    std::mutex mu;
-    bool ended = false;                                                  // by mu
-    std::vector<std::pair<std::shared_ptr<EndQueue>, uint64_t>> queues;  // by mu
-    std::shared_ptr<ReadyFlag> ready;  // the engine reads it until then
-  };
-  // False: the agent is being closed, which will end it.
-  bool Listen();
   // act(Duration) in turns until over(). Of an agent that is gone it can only be seen whether it
   // is.
   template <typename Act, typename Over>
@@ -63,8 +53,12 @@ class TransferHandle {
 
   std::weak_ptr<AgentHandle> agent_;
   Transfer transfer_;
-  std::shared_ptr<Watched> watched_ = std::make_shared<Watched>();
-  bool listens_ = false;
+};
+
+// kvxfer.TransferEnd.
+struct TransferEndHandle {
+  uint64_t user_word = 0;
+  TransferHandle transfer;
 };
 
 void BindTransfer(pybind11::module_& module);

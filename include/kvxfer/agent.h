@@ -32,6 +32,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/event.h"
 #include "kvxfer/kv_cache.h"
 #include "kvxfer/kv_layout.h"
 #include "kvxfer/memory.h"
@@ -141,11 +142,11 @@ class Agent {
   // FailedPrecondition. Fresh metadata changes the answer. NotFound: no such peer.
   absl::StatusOr<std::vector<PeerRegion>> Regions(std::string_view peer) const;
 
-  // Returns the oldest event about any peer, or nothing if there is none. The agent keeps at most
-  // 1024 events and drops the oldest first.
+  // Returns the oldest event about any peer, or nothing if there is none: PollEvents of one kPeer.
+  // The agent keeps at most 1024 of them and drops the oldest first.
   std::optional<PeerEvent> PollPeerEvent();
-  // Calls `callback` on the dispatcher thread for each event, in place of PollPeerEvent. An empty
-  // callback restores polling.
+  // Calls `callback` on the dispatcher thread for each event about a peer, in place of queueing it.
+  // An empty callback restores the queue.
   void OnPeerEvent(std::function<void(const PeerEvent&)> callback);
 
   // --- Transfers ----------------------------------------------------------------------------
@@ -235,23 +236,40 @@ class Agent {
   // progress have ended. Errors as for RenewLease.
   absl::Status ReleaseLease(std::string_view lease);
   // Returns the oldest event about a lease that has ended or a request that was lost (other than by
-  // DropRequest or DeregisterKvCache), or nothing if there is none. Ends of leases are never
-  // dropped; of lost requests the agent keeps the last 65,536.
+  // DropRequest or DeregisterKvCache), or nothing if there is none: PollEvents of one kKv. Ends of
+  // leases are never dropped; of lost requests the agent keeps the last 65,536.
   std::optional<KvEvent> PollKvEvent();
   absl::StatusOr<KvCounts> CountKv() const;
 
-  // --- Notifications ------------------------------------------------------------------------
-  // Makes progress once and returns the next notification, or nothing if there is none.
+  // --- Events -------------------------------------------------------------------------------
+  // One queue holds everything that the agent tells its program, in the order in which it came:
+  // notifications, ends of transfers, events about peers and about KV caches. An event goes to one
+  // caller. What a program does not ask for stays in the queue, within the bounds that each kind
+  // has; ends of transfers are there only if they were asked for (TransferOptions::user_word).
+  //
+  // Moves the oldest events of `kinds` to `events` and returns how many; makes progress once if
+  // there is none. Never blocks. 0 in a forked child.
+  size_t PollEvents(std::span<AgentEvent> events, AgentEventKinds kinds = AgentEventKinds::kAll);
+  // Waits for the next event of `kinds`, drives progress meanwhile, and then takes what is there as
+  // PollEvents does. kTimedOut: none within `timeout`. InvalidArgument: no room in `events`, or no
+  // kind. FailedPrecondition: called from a callback. Cancelled: the agent was closed.
+  absl::StatusOr<size_t> WaitEvents(std::span<AgentEvent> events, Duration timeout,
+                                    AgentEventKinds kinds = AgentEventKinds::kAll);
+  // An eventfd that is readable while an event of `kinds` waits, for epoll and asyncio loops; the
+  // same one for the same kinds. The agent owns it and closes it in its destructor; a duplicate
+  // (dup) is readable from then on. When it is readable, call PollEvents of these kinds until that
+  // returns 0; do not read from the descriptor.
+  // InvalidArgument: no kind. ResourceExhausted: no descriptors left; one is set aside when the
+  // agent is created, so this cannot happen to the first call. FailedPrecondition: a forked child.
+  absl::StatusOr<int> EventFd(AgentEventKinds kinds = AgentEventKinds::kAll);
+
+  // The same for notifications alone. PollNotification is PollEvents of one kNotification,
+  // WaitNotification is WaitEvents, and notification_fd is EventFd, or -1 if that fails.
   std::optional<Notification> PollNotification();
-  // Waits for the next notification and drives progress meanwhile. kTimedOut: none within
-  // `timeout`. FailedPrecondition: called from a callback. Cancelled: the agent was closed.
   absl::StatusOr<Notification> WaitNotification(Duration timeout);
-  // An eventfd that is readable while notifications wait, for epoll and asyncio loops. The agent
-  // owns it. When it is readable, call PollNotification until that returns nothing; do not read
-  // from the descriptor. -1 in a forked child.
   int notification_fd() const;
-  // Calls `callback` on the dispatcher thread for each notification, in order, in place of the
-  // calls above. An empty callback restores them.
+  // Calls `callback` on the dispatcher thread for each notification, in order, in place of queueing
+  // it; those that are queued go to the callback too. An empty callback restores the queue.
   void OnNotification(std::function<void(Notification)> callback);
 
   // --- Quiet --------------------------------------------------------------------------------

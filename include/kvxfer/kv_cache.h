@@ -88,6 +88,7 @@ struct KvOptions {
   const std::atomic<uint32_t>* ready = nullptr;
   std::optional<CudaStream> after{};
   uint64_t after_event = 0;
+  std::optional<uint64_t> user_word{};  // one event for the whole transfer
 };
 
 enum class KvLeaseEnd : uint8_t {

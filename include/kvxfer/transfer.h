@@ -67,6 +67,11 @@ struct TransferOptions {
   // before the call; 0: none. It must stay valid, and must not be recorded again, until the
   // transfer has ended.
   uint64_t after_event = 0;
+  // If set, the end of the transfer is an event of the kind kTransferEnd with this word
+  // (Agent::PollEvents). Its place in the queue is taken now, so the queue never overflows; posting
+  // returns ResourceExhausted while kMaxUnreadEnds are taken. Empty: there is no such event, and
+  // nothing to poll.
+  std::optional<uint64_t> user_word{};
 };
 
 struct TransferStats {
@@ -110,6 +115,13 @@ class Transfer {
   // already ended, the call is due at once. After the agent has been destroyed, OnEnd does nothing.
   // A transfer has at most one callback; a second one replaces a callback that has not run.
   void OnEnd(std::function<void(const Transfer&)> callback) const;
+
+  // Asks for an event of the kind kWatchedEnd with this word once the transfer has ended, or now if
+  // it has. Independent of TransferOptions::user_word and OnEnd. A transfer has at most one such
+  // event in the queue: a second call before the event is polled replaces its word.
+  // ResourceExhausted: kMaxUnreadEnds of these ends are asked for and not taken.
+  // FailedPrecondition: the agent is gone.
+  absl::Status Watch(uint64_t user_word) const;
 
   // CUDA stream order: work that is submitted to `stream` after this call starts after the transfer
   // has ended, however it ends; status() gives the result, also to code that runs as part of that

@@ -39,7 +39,7 @@ void Connect(const Flavour& flavour, Hub& hub) {
     ASSERT_OK(Introduce(*other.agent, *hub.peer));
     ASSERT_OK_AND_ASSIGN(const int to,
                          hub.peer->Post(false, name, other.memory.address(), shape, Unhurried()));
-    ASSERT_OK_AND_ASSIGN(const TransferEnd end, hub.peer->WaitEnd(to, kAmple));
+    ASSERT_OK_AND_ASSIGN(const TestTransferEnd end, hub.peer->WaitEnd(to, kAmple));
     ASSERT_OK(end.status);
     const BlockSet blocks(shape, other.memory.address(), hub_base);
     ASSERT_OK_AND_ASSIGN(const Transfer from, blocks.Write(*other.agent, "hub", Unhurried()));
@@ -74,7 +74,7 @@ TEST(AgentIdle, CostsLessThanAThousandthOfACpu) {
     ASSERT_OK_AND_ASSIGN(const int to,
                          hubs[i].peer->Post(false, "p0", hubs[i].others[0].memory.address(),
                                             {.block_bytes = 512}, Unhurried()));
-    ASSERT_OK_AND_ASSIGN(const TransferEnd end, hubs[i].peer->WaitEnd(to, kAmple));
+    ASSERT_OK_AND_ASSIGN(const TestTransferEnd end, hubs[i].peer->WaitEnd(to, kAmple));
     EXPECT_OK(end.status) << "after the idle time";
   }
 }

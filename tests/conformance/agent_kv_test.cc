@@ -597,6 +597,29 @@ TEST_P(AgentKv, ASwitchThatWaitsTooLongForACopyIsOver) {
   ready.store(1, std::memory_order_release);
 }
 
+// Expect one event for a group, however many ranks it has, also where nothing moves.
+TEST_P(AgentKv, AGroupHasOneEnd) {
+  const KvPlace from{.ids = {5, 0, 3}, .tokens = 48};
+  const KvPlace to{.ids = {1, 2, 3}, .tokens = 48};
+  ASSERT_OK_AND_ASSIGN(KvNodes prefill, KvNodes::Create(GetParam(), "p", kPlain, {.tp = 1}));
+  ASSERT_OK_AND_ASSIGN(KvNodes decode, KvNodes::Create(GetParam(), "d", kPlain, {.tp = 2}));
+  ASSERT_OK(Introduce(prefill, decode));
+  Agent& agent = prefill.ranks[0]->agent();
+  for (const uint64_t word : {7, 8}) {
+    ASSERT_OK_AND_ASSIGN(const Transfer written,
+                         agent.WriteBlocks(decode.names, Blocks(from, to),
+                                           {.deadline = kAmple, .user_word = word}));
+    std::array<AgentEvent, 4> events;
+    ASSERT_OK_AND_ASSIGN(const size_t count,
+                         agent.WaitEvents(events, kAmple, AgentEventKinds::kTransferEnd));
+    ASSERT_EQ(count, 1u);
+    EXPECT_EQ(std::get<TransferEnd>(events[0]).user_word, word);
+    EXPECT_EQ(std::get<TransferEnd>(events[0]).transfer.id(), written.id());
+    EXPECT_EQ(written.Poll(), TransferState::kDone);
+    EXPECT_EQ(agent.PollEvents(events, AgentEventKinds::kTransferEnd), 0u);
+  }
+}
+
 // New work is refused; what was promised, a lease and a transfer on its way, is kept.
 TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
   const KvPlace from{.ids = {5, 0, 3}, .tokens = 48};

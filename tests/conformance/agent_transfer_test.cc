@@ -187,7 +187,7 @@ void RunCaseBetween(TestPeer& a, TestPeer& b, const TransferCase& c) {
       EXPECT_OK(b.CheckArrived(c.shape, Side::kRemote, seed));
     }
   }
-  ASSERT_OK_AND_ASSIGN(const TransferEnd end, a.WaitEnd(transfer, kAmple));
+  ASSERT_OK_AND_ASSIGN(const TestTransferEnd end, a.WaitEnd(transfer, kAmple));
   ASSERT_OK(end.status);
   EXPECT_EQ(end.state, TransferState::kDone);
   EXPECT_OK((c.read ? a : b).CheckArrived(c.shape, c.read ? Side::kLocal : Side::kRemote, seed));
@@ -220,7 +220,7 @@ TEST_P(PeersTransfer, WriteAndReadBothWays) {
   ASSERT_OK_AND_ASSIGN(const std::string told, a->WaitNotification(kAmple));
   EXPECT_EQ(told, "back");
   EXPECT_OK(a->CheckArrived(shape, Side::kRemote, 77));
-  ASSERT_OK_AND_ASSIGN(const TransferEnd end, b->WaitEnd(back, kAmple));
+  ASSERT_OK_AND_ASSIGN(const TestTransferEnd end, b->WaitEnd(back, kAmple));
   EXPECT_OK(end.status);
 }
 

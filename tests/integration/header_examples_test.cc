@@ -10,6 +10,7 @@
 #include "kvxfer/agent.h"
 #include "kvxfer/backend.h"
 #include "kvxfer/block_range.h"
+#include "kvxfer/event.h"
 #include "kvxfer/log.h"
 #include "kvxfer/memory.h"
 #include "kvxfer/metadata.h"
@@ -77,6 +78,23 @@ absl::Status RunExamples() {
   auto why = (*agent)->Explain("decode-0");
   if (why.ok()) std::puts(why->ToString().c_str());
   if (!why.ok()) return why.status();
+
+  // event.h
+  {
+    std::vector<uint64_t> finished;
+    const auto Finish = [&](uint64_t word) { finished.push_back(word); };
+    auto transfer = (*agent)->Write(*peer, blocks, {.user_word = 7});
+    if (!transfer.ok()) return transfer.status();
+    std::array<kvxfer::AgentEvent, 16> events;
+    while (finished.empty()) {  // the peer's joining is an event, too
+      auto count = (*agent)->WaitEvents(events, std::chrono::seconds(5));
+      for (auto& event : std::span(events).first(count.value_or(0))) {
+        if (auto* end = std::get_if<kvxfer::TransferEnd>(&event)) Finish(end->user_word);
+      }
+      if (!count.ok()) return count.status();
+    }
+    EXPECT_EQ(finished, std::vector<uint64_t>{7});
+  }
 
   // transfer.h
   auto transfer = (*agent)->Write("decode-0", blocks, {.notification = "request 7"});

@@ -181,10 +181,10 @@ absl::StatusOr<int> TestPeer::Post(bool read, std::string_view peer, uint64_t re
   return static_cast<int>(*number);
 }
 
-absl::StatusOr<TransferEnd> TestPeer::WaitEnd(int transfer, Duration timeout) {
+absl::StatusOr<TestTransferEnd> TestPeer::WaitEnd(int transfer, Duration timeout) {
   absl::StatusOr<Fields> answer = Call({"wait", std::to_string(transfer), Nanoseconds(timeout)});
   if (!answer.ok()) return answer.status();
-  return TransferEnd{
+  return TestTransferEnd{
       .status = absl::Status(static_cast<absl::StatusCode>(std::atoi(answer->at(0).c_str())),
                              ToAbsl(answer->at(1))),
       .state = static_cast<TransferState>(std::atoi(answer->at(2).c_str())),

@@ -28,7 +28,7 @@ void ServeCommands(int fd);
 enum class Where : uint8_t { kThread, kProcess };
 
 // What became of a transfer that the peer posted.
-struct TransferEnd {
+struct TestTransferEnd {
   absl::Status status;
   TransferState state = TransferState::kActive;
   Delivery delivery = Delivery::kNone;
@@ -65,7 +65,7 @@ class TestPeer {
   // Numbers of transfers count from 0.
   absl::StatusOr<int> Post(bool read, std::string_view peer, uint64_t remote_base,
                            const Shape& shape, const TransferOptions& options);
-  absl::StatusOr<TransferEnd> WaitEnd(int transfer, Duration timeout);
+  absl::StatusOr<TestTransferEnd> WaitEnd(int transfer, Duration timeout);
 
   // The payload.
   absl::StatusOr<std::string> WaitNotification(Duration timeout);

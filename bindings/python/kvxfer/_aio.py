@@ -7,71 +7,133 @@ Python, and no thread of Python waits.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvxfer import _kvxfer
 from kvxfer._errors import Closed
 
 if TYPE_CHECKING:
     from kvxfer._kvxfer import Agent, Notification, Transfer
 
+# Seconds between looks at a transfer whose agent is being closed, which ends it soon.
+_CLOSING = 0.001
+
 
 class _Ends:
-    """The ends, of transfers and agents, that one event loop waits for. The loop keeps it, by its
-    reader; it does not keep the loop."""
+    """The ends of one agent's transfers that tasks wait for, in any event loop. They come as events
+    of the agent's queue (``Transfer._watch``), each with the transfer's id; every loop that waits
+    watches a descriptor of the queue."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._queue = _kvxfer._EndQueue()
-        self._keys = itertools.count()
-        self._futures: dict[int, asyncio.Future[None]] = {}
-        self._closed: weakref.WeakKeyDictionary[Agent, asyncio.Future[None]]
-        self._closed = weakref.WeakKeyDictionary()
-        loop.add_reader(self._queue.fd, self._take)
+    def __init__(self, agent: Agent) -> None:
+        self._agent = weakref.ref(agent)
+        self._lock = threading.Lock()
+        self._futures: dict[int, set[asyncio.Future[None]]] = {}  # by transfer id; by _lock
+        # A loop keeps its reader, which does not keep the loop.
+        self._readers: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, weakref.ref[_Reader]
+        ] = weakref.WeakKeyDictionary()
 
-    def future(self, watch: Callable[[_kvxfer._EndQueue, int], None]) -> asyncio.Future[None]:
-        key = next(self._keys)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures[key] = future
-        future.add_done_callback(lambda _: self._futures.pop(key, None))
-        watch(self._queue, key)
-        return future
+    async def wait(self, transfer: Transfer) -> None:
+        """Returns when the transfer has ended; perhaps before, while the agent is being closed."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        key = transfer.id
+        with self._lock:
+            self._futures.setdefault(key, set()).add(future)
+        try:
+            if self._listen(loop) and transfer._watch():
+                await future
+            else:
+                await asyncio.sleep(_CLOSING)
+        finally:
+            with self._lock:
+                waiting = self._futures.get(key, set())
+                waiting.discard(future)
+                if not waiting:
+                    self._futures.pop(key, None)
 
-    def closed(self, agent: Agent) -> asyncio.Future[None]:
-        future = self._closed.get(agent)
-        if future is None:
-            future = self._closed[agent] = self.future(agent._watch_close)
-        return future
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """False: the agent is being closed, or gone."""
+        agent = self._agent()
+        if agent is None:
+            return False
+        known = self._readers.get(loop)
+        reader = None if known is None else known()
+        if reader is not None:
+            return reader.open
+        try:
+            reader = _Reader(loop, agent._watched_fd, self.take)
+        except Closed:
+            return False
+        self._readers[loop] = weakref.ref(reader)
+        return True
 
-    def _take(self) -> None:
-        for key in self._queue.pop():
-            future = self._futures.get(key)
-            if future is not None and not future.done():
-                future.set_result(None)
+    def take(self) -> bool:
+        """Wakes those whose transfers have ended. False, and all are woken: the agent is closed."""
+        agent = self._agent()
+        try:
+            ended = None if agent is None else agent._take_watched()
+        except Closed:
+            ended = None
+        with self._lock:
+            keys = list(self._futures) if ended is None else ended
+            futures = [each for key in keys for each in self._futures.pop(key, ())]
+        for future in futures:
+            _wake(future)
+        return ended is not None
 
 
-_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[_Ends]]
-_of_loops = weakref.WeakKeyDictionary()
+class _Reader:
+    """Calls ``take`` in one loop while the descriptor, of which it has a duplicate, is readable."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, take: Callable[[], bool]) -> None:
+        self.open = True
+        self._take = take
+        self._fd = os.dup(fd)
+        weakref.finalize(self, os.close, self._fd)
+        loop.add_reader(self._fd, self._fire)
+
+    def _fire(self) -> None:
+        if not self._take():
+            # A duplicate stays readable once the agent is gone.
+            self.open = False
+            asyncio.get_running_loop().remove_reader(self._fd)
 
 
-def _ends() -> _Ends:
-    loop = asyncio.get_running_loop()
-    known = _of_loops.get(loop)
-    ends = None if known is None else known()
-    if ends is None:
-        ends = _Ends(loop)
-        _of_loops[loop] = weakref.ref(ends)
-    return ends
+def _wake(future: asyncio.Future[None]) -> None:
+    def finish() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop = future.get_loop()
+    if loop is asyncio.get_running_loop():
+        return finish()
+    with contextlib.suppress(RuntimeError):  # that loop is closed
+        loop.call_soon_threadsafe(finish)
+
+
+_of_agents: weakref.WeakKeyDictionary[Agent, _Ends] = weakref.WeakKeyDictionary()
+_of_agents_lock = threading.Lock()
 
 
 async def wait(transfer: Transfer) -> None:
     """Returns when the transfer is done, and raises its end otherwise. Cancelling the task does not
     cancel the transfer: that is for ``transfer.cancel()``."""
     while not transfer.done():
-        await _ends().future(transfer._watch)
+        agent = transfer._agent
+        if agent is None:
+            await asyncio.sleep(_CLOSING)
+            continue
+        with _of_agents_lock:
+            ends = _of_agents.get(agent)
+            if ends is None:
+                ends = _of_agents[agent] = _Ends(agent)
+        del agent  # a task that waits does not keep it open
+        await ends.wait(transfer)
     error = transfer.error
     if error is not None:
         raise error
@@ -100,8 +162,8 @@ class Notifications:
                 raise StopAsyncIteration from None
             if told is not None:
                 return told
-            closed = _ends().closed(self._agent)
-            await asyncio.wait({self._next(), closed}, return_when=asyncio.FIRST_COMPLETED)
+            # The duplicate becomes readable when the agent is closed, too.
+            await self._next()
 
     def _next(self) -> asyncio.Future[None]:
         """Done when something may have come. The loop keeps the iterator, and its descriptor open,

@@ -85,6 +85,8 @@ _Kind: TypeAlias = Literal["host", "cuda"]
 _Order: TypeAlias = Literal["posted", "any"]
 _State: TypeAlias = Literal["active", "done", "failed", "cancelled", "deadline_exceeded"]
 _Delivery: TypeAlias = Literal["none", "pending", "delivered", "not_delivered", "unknown"]
+_EventKind: TypeAlias = Literal["notification", "transfer_end", "peer", "kv"]
+_AgentEvent: TypeAlias = Notification | TransferEnd | PeerEvent | KvEvent
 _Element: TypeAlias = Literal["bytes", "fp8_e4m3", "fp8_e5m2", "fp16", "bf16", "fp32"]
 
 # --- Memory ---------------------------------------------------------------------------------------
@@ -249,8 +251,23 @@ class Transfer(_Given):
         not cancel the transfer."""
     def _drive(self, seconds: float) -> bool:
         """Makes progress for at most so many seconds; whether it has ended. Never raises for that."""
-    def _watch(self, queue: _EndQueue, key: int) -> None:
-        """Pushes ``key`` once it has ended; at once where it has."""
+    @property
+    def _agent(self) -> Agent | None:
+        """None: it is gone."""
+    def _watch(self) -> bool:
+        """For kvxfer._aio: its end comes in ``Agent._take_watched``, by its id. False: the agent is
+        closed, or being closed. ResourceExhausted."""
+
+@final
+class TransferEnd(_Given):
+    """The end of a transfer that was posted with a ``user_word``. From ``Agent.poll_events``.
+    Immutable."""
+
+    @property
+    def user_word(self) -> int: ...
+    @property
+    def transfer(self) -> Transfer:
+        """Another object for the same transfer, with the same ``id``; says how it ended."""
 
 class ReadyFlag(_Bound):
     """A transfer posted with ``ready=flag`` sends nothing before ``flag.set()``. One flag may hold
@@ -667,6 +684,7 @@ class Agent(_Bound):
         ready: ReadyFlag | None = None,
         stream: _Stream | None = None,
         event: _Event | None = None,
+        user_word: int | None = None,
     ) -> Transfer:
         """Local memory into the peer's. Never blocks on the network.
 
@@ -686,6 +704,9 @@ class Agent(_Bound):
         current device. ``event``: the same, for one that was recorded before; it is kept alive
         until the end, and not recorded anew before that. Both may be given; neither waits. Where
         the work there fails, the transfer does.
+
+        ``user_word``, below 2**64: its end is a TransferEnd with this word (``poll_events``). The
+        place for it is taken now; ResourceExhausted while 65,536 are.
 
         InvalidArgument: no blocks, unequal lists, an id out of range, memory that is not within one
         registered region or was let go of, destinations that overlap, a stream or an event that
@@ -709,6 +730,7 @@ class Agent(_Bound):
         ready: ReadyFlag | None = None,
         stream: _Stream | None = None,
         event: _Event | None = None,
+        user_word: int | None = None,
     ) -> Transfer: ...
     @overload
     def read(
@@ -727,6 +749,7 @@ class Agent(_Bound):
         ready: ReadyFlag | None = None,
         stream: _Stream | None = None,
         event: _Event | None = None,
+        user_word: int | None = None,
     ) -> Transfer:
         """The peer's memory into local memory; else as ``write``. A notification tells the peer
         that all bytes were read, and that it may use the source again."""
@@ -747,6 +770,7 @@ class Agent(_Bound):
         ready: ReadyFlag | None = None,
         stream: _Stream | None = None,
         event: _Event | None = None,
+        user_word: int | None = None,
     ) -> Transfer: ...
     def notify(
         self,
@@ -757,11 +781,39 @@ class Agent(_Bound):
         deadline: float = 30.0,
         stream: _Stream | None = None,
         event: _Event | None = None,
+        user_word: int | None = None,
     ) -> Transfer:
         """A notification alone, of at most 64 KiB. As ``write``."""
 
     # Being told
 
+    def poll_events(
+        self, kinds: Sequence[_EventKind] | None = None, limit: int = 1024
+    ) -> list[_AgentEvent]:
+        """What the agent has to tell, of these kinds (None: of all), at most ``limit``, in the order
+        in which it came; makes progress if there is nothing. Never blocks. What is not asked for
+        stays. Each event goes to one call, of this one and of the ``poll_`` calls for one kind.
+
+        InvalidArgument: an unknown kind, or none."""
+    def wait_events(
+        self,
+        timeout: float | None = None,
+        kinds: Sequence[_EventKind] | None = None,
+        limit: int = 1024,
+    ) -> list[_AgentEvent]:
+        """As ``poll_events``, but waits until there is one; None waits for ever. Ctrl-C ends the
+        wait.
+
+        TimedOut: ``timeout`` seconds passed. Closed: the agent was closed meanwhile."""
+    def event_fd(self, kinds: Sequence[_EventKind] | None = None) -> int:
+        """Readable while events of these kinds wait, for select, poll and epoll. It is the agent's:
+        neither read nor close it. When it fires, poll until there are none. A duplicate becomes
+        readable for good when the agent is closed. ResourceExhausted: no descriptors are left."""
+    @property
+    def _watched_fd(self) -> int:
+        """For kvxfer._aio: as ``event_fd``, of what ``_take_watched`` returns."""
+    def _take_watched(self) -> list[int]:
+        """The ids of transfers that ``Transfer._watch`` was called for and that have ended."""
     def poll_notification(self) -> Notification | None:
         """The next one, if it is there. Never blocks."""
     def poll_notifications(self, limit: int = 1024) -> list[Notification]:
@@ -822,6 +874,7 @@ class Agent(_Bound):
         ready: ReadyFlag | None = None,
         stream: _Stream | None = None,
         event: _Event | None = None,
+        user_word: int | None = None,
     ) -> Transfer:
         """What of a request this worker has and the group needs, into the group's caches: one
         transfer, done when all of it is there.
@@ -857,6 +910,7 @@ class Agent(_Bound):
         backend: str = "",
         stream: _Stream | None = None,
         event: _Event | None = None,
+        user_word: int | None = None,
     ) -> Transfer:
         """What this worker needs of a request, out of the group's caches; else as ``write_blocks``.
 
@@ -911,8 +965,6 @@ class Agent(_Bound):
         trace: TracebackType | None,
         /,
     ) -> None: ...
-    def _watch_close(self, queue: _EndQueue, key: int) -> None:
-        """Pushes ``key`` once it is closed; at once where it is."""
 
 def fetch_metadata(address: str, timeout: float = 5.0) -> bytes:
     """The metadata of the agent whose tcp listens at ``address`` ("host:port", "[v6]:port"), as it
@@ -929,17 +981,6 @@ def set_log_level(level: Literal["debug", "info", "warning", "error", "off"]) ->
     and what is worse."""
 
 # --- Of the package itself ------------------------------------------------------------------------
-
-class _EndQueue(_Bound):
-    """Keys of what has ended, for an event loop."""
-
-    def __init__(self) -> None:
-        """ResourceExhausted: no descriptors are left."""
-    @property
-    def fd(self) -> int:
-        """Readable while there are keys."""
-    def pop(self) -> list[int]:
-        """All that are there."""
 
 class _XferList(_Bound):
     """For kvxfer.compat.nixl: descriptors, picked from by index without a Python object an element.

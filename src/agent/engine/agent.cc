@@ -72,13 +72,21 @@ absl::StatusOr<std::vector<PeerRegion>> Agent::Regions(std::string_view peer) co
   return impl_->engine->Regions(peer);
 }
 
+namespace {
+template <typename Kind>
+std::optional<Kind> PollOne(Engine& engine, AgentEventKinds kind) {
+  AgentEvent event;
+  if (engine.PollEvents(std::span(&event, 1), kind) == 0) return std::nullopt;
+  return std::get<Kind>(std::move(event));
+}
+}  // namespace
+
 std::optional<PeerEvent> Agent::PollPeerEvent() {
-  if (impl_->engine->InForkedChild()) return std::nullopt;
-  return impl_->engine->presence().Pop();
+  return PollOne<PeerEvent>(*impl_->engine, AgentEventKinds::kPeer);
 }
 void Agent::OnPeerEvent(std::function<void(const PeerEvent&)> callback) {
   if (impl_->engine->InForkedChild()) return;
-  impl_->engine->presence().SetCallback(std::move(callback));
+  impl_->engine->events().SetCallback(std::move(callback));
 }
 
 namespace {
@@ -146,39 +154,35 @@ absl::Status Agent::ReleaseLease(std::string_view lease) {
   return impl_->engine->ReleaseLease(lease);
 }
 std::optional<KvEvent> Agent::PollKvEvent() {
-  if (impl_->engine->InForkedChild()) return std::nullopt;
-  return impl_->engine->PollKvEvent();
+  return PollOne<KvEvent>(*impl_->engine, AgentEventKinds::kKv);
 }
 absl::StatusOr<KvCounts> Agent::CountKv() const { return impl_->engine->CountKv(); }
 
+size_t Agent::PollEvents(std::span<AgentEvent> events, AgentEventKinds kinds) {
+  return impl_->engine->PollEvents(events, kinds);
+}
+absl::StatusOr<size_t> Agent::WaitEvents(std::span<AgentEvent> events, Duration timeout,
+                                         AgentEventKinds kinds) {
+  return impl_->engine->WaitEvents(events, timeout, kinds);
+}
+absl::StatusOr<int> Agent::EventFd(AgentEventKinds kinds) { return impl_->engine->EventFd(kinds); }
+
 std::optional<Notification> Agent::PollNotification() {
-  Notifier& notifier = impl_->engine->notifier();
-  if (impl_->engine->InForkedChild()) return std::nullopt;
-  if (notifier.empty()) impl_->engine->Progress();
-  return notifier.Pop();
+  return PollOne<Notification>(*impl_->engine, AgentEventKinds::kNotification);
 }
-
 absl::StatusOr<Notification> Agent::WaitNotification(Duration timeout) {
-  Notifier& notifier = impl_->engine->notifier();
-  const Time deadline = After(timeout);
-  for (;;) {
-    auto waited = impl_->engine->WaitFor(
-        &notifier, [&] { return !notifier.empty(); }, deadline, /*answers=*/true);
-    if (!waited.ok()) return waited.status();
-    // Empty if another thread has taken the notification meanwhile: wait again.
-    if (auto notification = notifier.Pop()) return *std::move(notification);
-    if (Now() >= deadline) {
-      return TimedOutError("no notification within the time-out");
-    }
-  }
+  AgentEvent event;
+  const auto count =
+      impl_->engine->WaitEvents(std::span(&event, 1), timeout, AgentEventKinds::kNotification);
+  if (!count.ok()) return count.status();
+  return std::get<Notification>(std::move(event));
 }
-
 int Agent::notification_fd() const {
-  return impl_->engine->InForkedChild() ? -1 : impl_->engine->notifier().fd();
+  return impl_->engine->EventFd(AgentEventKinds::kNotification).value_or(-1);
 }
 void Agent::OnNotification(std::function<void(Notification)> callback) {
   if (impl_->engine->InForkedChild()) return;
-  impl_->engine->notifier().SetCallback(std::move(callback));
+  impl_->engine->events().SetCallback(std::move(callback));
 }
 
 absl::StatusOr<QuiesceResult> Agent::Quiesce(const QuiesceScope& scope, Duration timeout) {

@@ -101,7 +101,7 @@ Engine::~Engine() { Close(); }
 absl::Status Engine::Init() {
   runtime_.incarnation = Incarnation::Random();
   runtime_.host = ReadHostIdentity();
-  if (auto status = runtime_.notifier.Open(); !status.ok()) return status;
+  if (auto status = runtime_.events.Open(); !status.ok()) return status;
   if (auto status = MakeBackends(); !status.ok()) return status;
   std::vector<int> fds;
   for (const auto& backend : runtime_.backends) {
@@ -113,7 +113,7 @@ absl::Status Engine::Init() {
       listen_address_ = info.listen_address;
     }
   }
-  runtime_.notifier.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
+  runtime_.events.set_on_drained([this](uint64_t bytes) { OnDrained(bytes); });
   return runtime_.loop.Start(this, fds);
 }
 

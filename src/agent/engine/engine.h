@@ -68,7 +68,6 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   absl::Status RemovePeer(std::string_view peer);
   absl::StatusOr<Explanation> Explain(std::string_view peer);
   absl::StatusOr<std::vector<PeerRegion>> Regions(std::string_view peer) const;
-  Presence& presence() { return runtime_.presence; }
 
   absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,
                                     TransferOptions options);
@@ -95,12 +94,15 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
                            std::span<const uint32_t> ids, Duration hold, std::string_view contents);
   absl::Status RenewLease(std::string_view lease, Duration hold);
   absl::Status ReleaseLease(std::string_view lease);
-  std::optional<KvEvent> PollKvEvent();
   absl::StatusOr<KvCounts> CountKv();
 
-  Notifier& notifier() { return runtime_.notifier; }
+  EventQueue& events() { return runtime_.events; }
+  size_t PollEvents(std::span<AgentEvent> events, AgentEventKinds kinds);
+  absl::StatusOr<size_t> WaitEvents(std::span<AgentEvent> events, Duration timeout,
+                                    AgentEventKinds kinds);
+  absl::StatusOr<int> EventFd(AgentEventKinds kinds);
+  absl::Status Watch(const TransferPtr& record, uint64_t user_word);
   Dispatcher& dispatcher() { return runtime_.dispatcher; }
-  void Progress() { runtime_.loop.Progress(); }
   absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
   absl::StatusOr<bool> IsQuiet(uint64_t token);
   absl::Status Drain(Duration timeout);
@@ -143,6 +145,10 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
                                         const KvOptions& options);
   absl::StatusOr<TransferPtr> StartGroup(TransferKind kind, std::vector<TransferPtr> members,
                                          const KvOptions& options);
+  // Takes the place of the end in the event queue, if the options have a user word.
+  absl::Status ReserveEnd(internal::TransferRecord& record);
+  // False: the agent is closed, and the transfer is not posted.
+  bool SubmitPosted(const TransferPtr& record, ProgressLoop::Command command);
   void Enlist(const TransferPtr& record);
   void CancelMembers(const internal::TransferRecord& whole, const absl::Status& why);
   bool CancelBrokenGroups();
@@ -159,6 +165,7 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
     return called.ok() ? said : Said(std::move(called));
   }
   static absl::Status ClosedError();
+  static absl::Status NoPlaceForEnd();
   absl::Status CheckNotDraining() const;
   // Text for people: what Drain still waits for. Empty: nothing.
   absl::StatusOr<std::string> LeftToDrain();

@@ -219,8 +219,22 @@ absl::StatusOr<TransferPtr> Engine::Start(TransferKind kind, std::string_view pe
   auto after = cuda::StreamPoint::Take(record->options.after, record->options.after_event);
   if (!after.ok()) return after.status();
   record->after = *std::move(after);
-  if (!runtime_.loop.Submit([this, record] { Enlist(record); })) return ClosedError();
+  if (auto status = ReserveEnd(*record); !status.ok()) return status;
+  if (!SubmitPosted(record, [this, record] { Enlist(record); })) return ClosedError();
   return record;
+}
+
+absl::Status Engine::ReserveEnd(internal::TransferRecord& record) {
+  if (!record.options.user_word.has_value()) return absl::OkStatus();
+  if (!runtime_.events.ReserveEnd(EndLane::kPosted)) return NoPlaceForEnd();
+  record.AskEnd(EndLane::kPosted, *record.options.user_word);
+  return absl::OkStatus();
+}
+
+bool Engine::SubmitPosted(const TransferPtr& record, ProgressLoop::Command command) {
+  if (runtime_.loop.Submit(std::move(command))) return true;
+  if (record->options.user_word.has_value()) runtime_.events.ReturnPlace(EndLane::kPosted);
+  return false;
 }
 
 // A record that is complete except for its blocks, and not posted.

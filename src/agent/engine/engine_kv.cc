@@ -79,7 +79,8 @@ TransferOptions OptionsOf(const KvOptions& options) {
           .backend = options.backend,
           .ready = options.ready,
           .after = options.after,
-          .after_event = options.after_event};
+          .after_event = options.after_event,
+          .user_word = options.user_word};
 }
 
 KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvShare& share,
@@ -238,13 +239,14 @@ absl::StatusOr<TransferPtr> Engine::StartGroup(TransferKind kind, std::vector<Tr
   if (!options.request.empty()) whole->options.notification.emplace();
   whole->engine = weak_from_this();
   whole->id = ++last_transfer_;
+  if (auto status = ReserveEnd(*whole); !status.ok()) return status;
   whole->group = std::make_unique<internal::TransferGroup>(std::move(names));
   // No rank of the group holds any of these blocks, so nothing moves.
   if (members.empty()) {
     runtime_.Publish(whole, {.state = TransferState::kDone});
     return whole;
   }
-  const bool posted = runtime_.loop.Submit([this, members = std::move(members)] {
+  const bool posted = SubmitPosted(whole, [this, members = std::move(members)] {
     for (const TransferPtr& member : members) Enlist(member);
   });
   return posted ? absl::StatusOr<TransferPtr>(std::move(whole)) : ClosedError();
@@ -326,12 +328,6 @@ absl::Status Engine::RenewLease(std::string_view lease, Duration hold) {
 
 absl::Status Engine::ReleaseLease(std::string_view lease) {
   return CallFor<absl::Status>([&] { return runtime_.leases.Release(lease, Now()); });
-}
-
-std::optional<KvEvent> Engine::PollKvEvent() {
-  if (auto event = runtime_.kv_events.Pop()) return event;
-  Progress();
-  return runtime_.kv_events.Pop();
 }
 
 absl::StatusOr<KvCounts> Engine::CountKv() {

@@ -6,9 +6,7 @@
 
 namespace kvxfer {
 namespace {
-// Bounds the memory: beyond kMaxEvents the oldest event is dropped; beyond kMaxEntries the peers
-// without a connection are forgotten.
-constexpr size_t kMaxEvents = 1024;
+// Bounds the memory: beyond kMaxEntries the peers without a connection are forgotten.
 constexpr size_t kMaxEntries = 16 * 1024;
 }  // namespace
 
@@ -63,29 +61,7 @@ void Presence::Tell(const Key& key, PeerEventKind kind, const absl::Status& why)
                       absl::EndsWith(why.message(), kPeerRemoved);
   Log(trouble && !wanted ? LogLevel::kWarning : LogLevel::kInfo, "peer {} {}{}{}", key.first,
       ToString(kind), why.ok() ? "" : ": ", ToStd(why.message()));
-  PeerEvent event{key.first, key.second, kind, why};
-  std::lock_guard lock(mu_);
-  if (callback_ != nullptr) {
-    dispatcher_->Run([callback = callback_, event = std::move(event)] { (*callback)(event); });
-    return;
-  }
-  if (events_.size() == kMaxEvents) events_.pop_front();
-  events_.push_back(std::move(event));
-}
-
-std::optional<PeerEvent> Presence::Pop() {
-  std::lock_guard lock(mu_);
-  if (events_.empty()) return std::nullopt;
-  PeerEvent event = std::move(events_.front());
-  events_.pop_front();
-  return event;
-}
-
-void Presence::SetCallback(std::function<void(const PeerEvent&)> callback) {
-  std::lock_guard lock(mu_);
-  callback_ = callback
-                  ? std::make_shared<std::function<void(const PeerEvent&)>>(std::move(callback))
-                  : nullptr;
+  events_->Push(PeerEvent{key.first, key.second, kind, why});
 }
 
 const char* ToString(PeerEventKind kind) {

@@ -1,22 +1,17 @@
-// Which peers are reachable, over all connections in both directions, and the queue of peer events.
+// Which peers are reachable, over all connections in both directions, and the events about that.
 //
-// Thread-safety: LinkUp, LinkDown, Suspect, Heard and Forget by the driver only; Pop and
-// SetCallback from any thread.
+// Thread-safety: none; only the driver calls it.
 
 #ifndef KVXFER_AGENT_ENGINE_PRESENCE_H_
 #define KVXFER_AGENT_ENGINE_PRESENCE_H_
 
-#include <deque>
-#include <functional>
+#include <cstdint>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "kvxfer/peer.h"
-#include "src/agent/engine/dispatcher.h"
+#include "src/agent/engine/event_queue.h"
 
 namespace kvxfer {
 
@@ -28,7 +23,7 @@ inline constexpr char kPeerRemoved[] = "the peer was removed";
 
 class Presence {
  public:
-  explicit Presence(Dispatcher* dispatcher) : dispatcher_(dispatcher) {}
+  explicit Presence(EventQueue* events) : events_(events) {}
 
   void LinkUp(const std::string& peer, const Incarnation& incarnation);
   void LinkDown(const std::string& peer, const Incarnation& incarnation, const absl::Status& why);
@@ -36,9 +31,6 @@ class Presence {
   void Heard(const std::string& peer, const Incarnation& incarnation);
   // Drops the state of a peer that has no connection.
   void Forget(const std::string& peer, const Incarnation& incarnation);
-
-  std::optional<PeerEvent> Pop();
-  void SetCallback(std::function<void(const PeerEvent&)> callback);
 
  private:
   enum class State : uint8_t { kNew, kUp, kSuspect, kLost };
@@ -50,12 +42,9 @@ class Presence {
 
   void Tell(const Key& key, PeerEventKind kind, const absl::Status& why);
 
-  Dispatcher* const dispatcher_;
+  EventQueue* const events_;
   std::map<Key, Entry> entries_;
   uint32_t suspects_ = 0;  // entries in kSuspect; while it is 0, Heard needs no look-up
-  std::mutex mu_;          // guards events_ and callback_
-  std::deque<PeerEvent> events_;
-  std::shared_ptr<std::function<void(const PeerEvent&)>> callback_;
 };
 
 }  // namespace kvxfer

@@ -22,10 +22,15 @@ void SendKept(ReliableChannel& channel, Endpoint& endpoint) {
 void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End end) {
   // Before the member's own end is published, which moves `end`.
   if (record->whole != nullptr) OnMemberEnd(*record, end);
-  if (auto callback = record->Publish(std::move(end))) {
-    dispatcher.Run([callback = std::move(callback), record] {
+  auto due = record->Publish(std::move(end));
+  if (due.callback) {
+    dispatcher.Run([callback = std::move(due.callback), record] {
       callback(internal::TransferRecord::Handle(record));
     });
+  }
+  for (const EndLane lane : {EndLane::kPosted, EndLane::kWatched}) {
+    const auto& word = due.words[static_cast<size_t>(lane)];
+    if (word.has_value()) events.PushEnd(record, lane, *word);
   }
   loop.Wake(record.get());
 }

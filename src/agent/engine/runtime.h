@@ -14,8 +14,8 @@
 #include "kvxfer/backend.h"
 #include "kvxfer/options.h"
 #include "src/agent/engine/dispatcher.h"
+#include "src/agent/engine/event_queue.h"
 #include "src/agent/engine/memory_registry.h"
-#include "src/agent/engine/notifier.h"
 #include "src/agent/engine/op_table.h"
 #include "src/agent/engine/presence.h"
 #include "src/agent/engine/progress_loop.h"
@@ -73,14 +73,14 @@ struct Runtime {
   explicit Runtime(const AgentOptions& agent_options)
       : options(agent_options),
         staging(agent_options.staging_bytes),
-        notifier(&dispatcher),
-        presence(&dispatcher),
         loop(agent_options.spin),
-        kv(&loop, &kv_events, agent_options.kv_request_timeout),
-        leases(&kv_events) {}
+        events(&dispatcher, &loop),
+        presence(&events),
+        kv(&loop, &events, agent_options.kv_request_timeout),
+        leases(&events) {}
 
-  // Publishes the end of a transfer: state, callback, waiters. The end of a group's last member
-  // also publishes the end of the group.
+  // Publishes the end of a transfer: state, callback, event, waiters. The end of a group's last
+  // member also publishes the end of the group.
   void Publish(const TransferPtr& record, internal::TransferRecord::End end);
   // The transfer must have ended; it need not be quarantined.
   void ClearQuarantine(const TransferPtr& record);
@@ -113,10 +113,9 @@ struct Runtime {
   std::vector<std::unique_ptr<EndpointUser>> finished;
 
   Dispatcher dispatcher;
-  Notifier notifier;
-  Presence presence;
   ProgressLoop loop;
-  KvEvents kv_events;
+  EventQueue events;
+  Presence presence;
   KvRegistry kv;
   LeaseService leases;
 

@@ -65,6 +65,13 @@ void Transfer::OnEnd(std::function<void(const Transfer&)> callback) const {
   }
 }
 
+absl::Status Transfer::Watch(uint64_t user_word) const {
+  if (record_ == nullptr) return NoTransfer();
+  const auto engine = record_->engine.lock();
+  if (engine == nullptr) return absl::FailedPreconditionError("the agent is gone");
+  return engine->Watch(record_, user_word);
+}
+
 absl::Status Transfer::StreamWait(const CudaStream& stream) const {
   if (record_ == nullptr) return NoTransfer();
   if (record_->ended()) return absl::OkStatus();

@@ -13,7 +13,7 @@ TransferRecord::~TransferRecord() = default;
 // release store of `state_`.
 TransferRecord::End TransferRecord::end() const { return ended() ? end_ : End{}; }
 
-std::function<void(const Transfer&)> TransferRecord::Publish(End end) {
+TransferRecord::Due TransferRecord::Publish(End end) {
   std::optional<cuda::StreamWord> word;  // its destructor sets it
   // Declared before the lock, so `word` is set after the lock is released and after the end is
   // visible.
@@ -22,7 +22,15 @@ std::function<void(const Transfer&)> TransferRecord::Publish(End end) {
   end_ = std::move(end);
   quarantined_.store(end_.quarantined, std::memory_order_release);
   state_.store(end_.state, std::memory_order_release);
-  return std::exchange(callback_, nullptr);
+  return {.callback = std::exchange(callback_, nullptr), .words = std::exchange(words_, {})};
+}
+
+TransferRecord::Asked TransferRecord::AskEnd(EndLane lane, uint64_t user_word) {
+  std::lock_guard lock(mu_);
+  if (ended()) return Asked::kEnded;
+  const bool again = words_[static_cast<size_t>(lane)].has_value();
+  words_[static_cast<size_t>(lane)] = user_word;
+  return again ? Asked::kAgain : Asked::kFirst;
 }
 
 // The name of the word that streams wait for. None: the transfer has ended.

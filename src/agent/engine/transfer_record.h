@@ -6,6 +6,7 @@
 #ifndef KVXFER_AGENT_ENGINE_TRANSFER_RECORD_H_
 #define KVXFER_AGENT_ENGINE_TRANSFER_RECORD_H_
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -33,9 +34,22 @@ inline Direction DirectionOf(TransferKind kind) {
   return kind == TransferKind::kWrite ? Direction::kWrite : Direction::kRead;
 }
 
+// Where the event queue keeps ends: those of kTransferEnd, those of kWatchedEnd.
+enum class EndLane : uint8_t { kPosted, kWatched };
+inline constexpr size_t kEndLanes = 2;
+
 namespace internal {
 
 class TransferGroup;
+class TransferRecord;
+
+// A transfer's place in one lane of the event queue, which alone uses it.
+struct EndPlace {
+  uint64_t order = 0;
+  uint64_t user_word = 0;
+  bool queued = false;
+  std::shared_ptr<TransferRecord> next{};  // the one behind it in the lane
+};
 
 class TransferRecord {
  public:
@@ -67,6 +81,8 @@ class TransferRecord {
   // How handles find the engine; expired once the agent is gone.
   std::weak_ptr<Engine> engine;
 
+  std::array<EndPlace, kEndLanes> places{};  // guarded by the lock of the event queue
+
   // --- The result. ---
   struct End {
     TransferState state = TransferState::kActive;
@@ -85,8 +101,18 @@ class TransferRecord {
     return Transfer(std::move(record));
   }
 
-  // Publishes the end and returns the callback to run, if there is one. The driver calls it, once.
-  std::function<void(const Transfer&)> Publish(End end);
+  using UserWords = std::array<std::optional<uint64_t>, kEndLanes>;
+  // What is due once the end is published: the callback, if there is one, and the event of each
+  // lane that has a word.
+  struct Due {
+    std::function<void(const Transfer&)> callback{};
+    UserWords words{};
+  };
+  // Publishes the end. The driver calls it, once.
+  Due Publish(End end);
+  // Asks that Publish returns `user_word` for `lane`. kEnded: it has been called.
+  enum class Asked : uint8_t { kFirst, kAgain, kEnded };
+  Asked AskEnd(EndLane lane, uint64_t user_word);
   void ClearQuarantine() { quarantined_.store(false, std::memory_order_release); }
   // See Transfer::StreamWait.
   absl::Status StreamWait(const CudaStream& stream);
@@ -101,6 +127,7 @@ class TransferRecord {
   End end_;        // constant once `state_` says that the transfer has ended
   std::mutex mu_;  // guards everything below
   std::function<void(const Transfer&)> callback_;
+  UserWords words_;
   std::optional<cuda::StreamWord> word_;  // from the first StreamWait on; set at the end
 };
 

@@ -107,10 +107,10 @@ absl::StatusOr<KvInbox::Taken> KvRegistry::Take(const KvPartFrame& frame, std::s
 void KvRegistry::Lose(std::string_view cache, std::string_view request, std::string_view why) {
   ++lost_;
   Log(LogLevel::kInfo, "KV cache \"{}\": request {} is given up: {}", cache, request, why);
-  events_->Push({.kind = KvEventKind::kRequestLost,
-                 .name = std::string(request),
-                 .cache = std::string(cache),
-                 .why = std::string(why)});
+  events_->Push(KvEvent{.kind = KvEventKind::kRequestLost,
+                        .name = std::string(request),
+                        .cache = std::string(cache),
+                        .why = std::string(why)});
 }
 
 absl::Status KvRegistry::Drop(std::string_view cache, std::string_view request) {

@@ -18,8 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/types.h"
+#include "src/agent/engine/event_queue.h"
 #include "src/agent/engine/progress_loop.h"
-#include "src/agent/kv/kv_events.h"
 #include "src/core/kv/kv_cache_table.h"
 #include "src/core/kv/kv_inbox.h"
 #include "src/core/plan/region_table.h"
@@ -29,7 +29,7 @@ namespace kvxfer {
 
 class KvRegistry {
  public:
-  KvRegistry(ProgressLoop* loop, KvEvents* events, Duration request_timeout)
+  KvRegistry(ProgressLoop* loop, EventQueue* events, Duration request_timeout)
       : loop_(loop), events_(events), request_timeout_(request_timeout) {}
 
   std::shared_ptr<const KvCacheTable> table() const;
@@ -79,7 +79,7 @@ class KvRegistry {
   void Tell(Cache& cache, std::string_view request);
 
   ProgressLoop* const loop_;
-  KvEvents* const events_;
+  EventQueue* const events_;
   const Duration request_timeout_;
   std::map<std::string, Cache, std::less<>> caches_;
   uint64_t whole_ = 0;

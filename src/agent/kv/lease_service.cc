@@ -37,7 +37,7 @@ LeaseAnswerFrame Busy(const LeaseReadFrame& read) {
 absl::Status LeaseService::Grant(std::string_view lease, const Held& held, Time expires, Time now) {
   // Each lease ends with one event. Refusing new leases bounds the queue of events without losing
   // one.
-  if (events_->ended() >= LeaseBook::kMaxLeases) {
+  if (events_->ended_leases() >= LeaseBook::kMaxLeases) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the application has not taken the ends of ", LeaseBook::kMaxLeases,
                      " KV leases; call PollKvEvent until it is empty"));
@@ -141,7 +141,7 @@ void LeaseService::Collect(Time now) {
     if (end == KvLeaseEnd::kExpired) {
       Log(LogLevel::kInfo, "KV lease {} expired before everyone had fetched", lease);
     }
-    events_->Push({.kind = KvEventKind::kLeaseEnded, .name = std::move(lease), .end = end});
+    events_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .name = std::move(lease), .end = end});
   }
 }
 

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "kvxfer/kv_cache.h"
-#include "src/agent/kv/kv_events.h"
+#include "src/agent/engine/event_queue.h"
 #include "src/core/kv/kv_leases.h"
 #include "src/core/protocol/lease_waiters.h"
 #include "src/core/protocol/wire_format.h"
@@ -23,7 +23,7 @@ namespace kvxfer {
 
 class LeaseService {
  public:
-  explicit LeaseService(KvEvents* events) : events_(events) {}
+  explicit LeaseService(EventQueue* events) : events_(events) {}
 
   struct Held {
     uint64_t hash = 0;  // of the blocks
@@ -58,7 +58,7 @@ class LeaseService {
   KvLeases leases_;
   LeaseWaiters waiters_;
   std::vector<std::pair<KvLeases::Reader, LeaseAnswerFrame>> late_;
-  KvEvents* const events_;
+  EventQueue* const events_;
   uint64_t refused_ = 0;
 };
 

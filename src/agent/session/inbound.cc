@@ -144,7 +144,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     Refuse(link, RefuseReason::kClosing, "a copy for the session before is not over; try again");
     return nullptr;
   }
-  if (runtime_->notifier.undrained() >
+  if (runtime_->events.undrained() >
       kMaxUndrainedShares * size_t{runtime_->options.max_notifications}) {
     Refuse(link, RefuseReason::kClosing, "the application here does not take its notifications");
     return nullptr;

@@ -311,13 +311,13 @@ void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all
       continue;
     }
     const size_t bytes = delivered.notification.size();
-    runtime_->notifier.Push({.peer = session.name,
-                             .incarnation = session.initiator,
-                             .transfer = delivered.transfer,
-                             .payload = std::move(delivered.notification)},
-                            {.account = session.account, .bytes = bytes});
+    runtime_->events.Push(Notification{.peer = session.name,
+                                       .incarnation = session.initiator,
+                                       .transfer = delivered.transfer,
+                                       .payload = std::move(delivered.notification)},
+                          {.account = session.account, .bytes = bytes});
   }
-  if (!all.empty()) runtime_->loop.Wake(&runtime_->notifier);
+  if (!all.empty()) runtime_->loop.Wake(&runtime_->events);
 }
 
 // The application is told with the last part of a request; the others are drained at once.
@@ -334,13 +334,13 @@ void InboundHub::DeliverPart(InboundSession& session, const ArrivalTracker::Deli
                                        .why = ForPeer(ToStd(taken.status().message()))});
   }
   if (!taken.ok() || !taken->whole) return credit.GiveBack();
-  runtime_->notifier.Push({.peer = session.name,
-                           .incarnation = session.initiator,
-                           .transfer = delivered.transfer,
-                           .payload = std::move(taken->notification).value_or(""),
-                           .request = std::move(part->request),
-                           .cache = std::move(part->cache)},
-                          credit);
+  runtime_->events.Push(Notification{.peer = session.name,
+                                     .incarnation = session.initiator,
+                                     .transfer = delivered.transfer,
+                                     .payload = std::move(taken->notification).value_or(""),
+                                     .request = std::move(part->request),
+                                     .cache = std::move(part->cache)},
+                        credit);
 }
 
 // Gives credit back once a quarter of it has been drained, so that it is not a frame a

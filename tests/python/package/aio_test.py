@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import kvxfer
@@ -187,3 +188,68 @@ def test_two_tasks_of_one_iterator() -> None:
     with pair() as (left, right):
         know(left, right)
         asyncio.run(main(left, right))
+
+
+def test_one_transfer_in_several_loops() -> None:
+    """The end is one event, which whichever loop takes it passes on to the others."""
+    results: list[str] = []
+
+    def in_a_loop(transfer: kvxfer.Transfer) -> None:
+        results.append(asyncio.run(_wait(transfer)))
+
+    with pair() as (left, right):
+        region = left.register_memory(bytearray(64))
+        target = right.register_memory(bytearray(64))
+        know(left, right)
+        for _ in range(5):
+            flag = kvxfer.ReadyFlag()
+            transfer = left.write(
+                right.name, [(region.address, 64)], [(target.address, 64)], ready=flag
+            )
+            threads = [threading.Thread(target=in_a_loop, args=(transfer,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.02)
+            flag.set()
+            for thread in threads:
+                thread.join(10)
+                assert not thread.is_alive()
+    assert results == ["done"] * 15
+
+
+def test_await_and_poll_events_take_nothing_from_each_other() -> None:
+    async def main(left: kvxfer.Agent, right: kvxfer.Agent) -> None:
+        transfers = [left.notify(right.name, b"x", user_word=word) for word in range(20)]
+        for transfer in transfers:
+            await transfer
+        left.poll_events(["peer"])
+        ends = left.poll_events()
+        assert [end.user_word for end in ends] == list(range(20))
+        assert [end.transfer.id for end in ends] == [transfer.id for transfer in transfers]
+        again = left.notify(right.name, b"y", user_word=7)
+        while not left.poll_events():
+            await asyncio.sleep(0.001)
+        await again
+
+    with pair() as (left, right):
+        know(left, right)
+        asyncio.run(main(left, right))
+
+
+def test_close_in_another_thread_wakes_those_who_wait() -> None:
+    async def main(left: kvxfer.Agent, transfer: kvxfer.Transfer) -> str:
+        closer = threading.Timer(0.05, left.close)
+        closer.start()
+        end = await asyncio.wait_for(_wait(transfer), 10)
+        closer.join()
+        return end
+
+    with pair() as (left, right):
+        region = left.register_memory(bytearray(64))
+        target = right.register_memory(bytearray(64))
+        know(left, right)
+        transfer = left.write(
+            right.name, [(region.address, 64)], [(target.address, 64)], ready=kvxfer.ReadyFlag()
+        )
+        assert asyncio.run(main(left, transfer)) == "Cancelled"
+        assert asyncio.run(_wait(transfer)) == "Cancelled"  # of an agent that is closed

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/agent/kv/kv_events.h"
+#include "src/agent/engine/event_queue.h"
 #include "tests/support/status_macros.h"
 
 namespace kvxfer::testing {
@@ -42,7 +42,7 @@ class LeaseServiceTest : public ::testing::Test {
     return counts.fetches_refused;
   }
 
-  KvEvents events_;
+  EventQueue events_{nullptr, nullptr};
   LeaseService service_{&events_};
 };
 
