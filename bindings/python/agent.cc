@@ -455,7 +455,8 @@ void BindEvents(AgentClass& agent) {
       .def(
           "is_quiet",
           [](const Handle& self, uint64_t token) {
-            return Value(self->Call([&](Agent& inside) { return inside.IsQuiet(token); }));
+            return Value(
+                self->Call([&](Agent& inside) { return inside.IsQuiet(QuiesceToken{token}); }));
           },
           py::arg("token"));
 }

@@ -18,7 +18,7 @@ using Handle = std::shared_ptr<AgentHandle>;
 KvBlocks ToBlocks(const std::string& cache, const Ids& local_ids, const Ids& remote_ids,
                   uint64_t tokens, uint64_t local_first_token, uint64_t remote_first_token,
                   uint32_t first_layer, std::optional<uint32_t> layers) {
-  return {.cache = cache,
+  return {.cache = CacheName(cache),
           .local_ids = local_ids.span(),
           .remote_ids = remote_ids.span(),
           .local_first_token = local_first_token,
@@ -58,7 +58,7 @@ TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& 
                                    remote_first_token, first_layer, layers);
   KvOptions options =
       ToKvOptions(notification, deadline, priority, backend, ready.get(), after, user_word);
-  options.request = request;
+  options.request = RequestName(request);
   return {
       agent,
       Value(agent->Call([&](Agent& inside) { return inside.WriteBlocks(group, blocks, options); })),
@@ -82,7 +82,7 @@ TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& g
                                    remote_first_token, first_layer, layers);
   KvOptions options =
       ToKvOptions(notification, deadline, priority, backend, nullptr, after, user_word);
-  options.lease = lease;
+  options.lease = LeaseName(lease);
   options.lease_contents = lease_contents;
   options.lease_wait = ToDuration(lease_wait, "lease_wait");
   options.lease_readers = lease_readers;
@@ -97,8 +97,8 @@ void RegisterKvCache(const Handle& agent, const std::string& name, const KvLayou
   std::vector<uint64_t> addresses;
   addresses.reserve(tensors.size());
   for (const py::object& tensor : tensors) addresses.push_back(AddressOf(tensor, "tensors"));
-  Check(
-      agent->Call([&](Agent& inside) { return inside.RegisterKvCache(name, layout, addresses); }));
+  Check(agent->Call(
+      [&](Agent& inside) { return inside.RegisterKvCache(CacheName(name), layout, addresses); }));
 }
 
 void BindRequests(AgentClass& agent) {
@@ -127,14 +127,16 @@ void BindRequests(AgentClass& agent) {
           [](const Handle& self, const std::string& cache, const std::string& request,
              uint32_t layers, double timeout) {
             Check(self->CallInTurns(timeout, [&](Agent& inside, Duration turn) {
-              return inside.WaitLayers(cache, request, layers, turn);
+              return inside.WaitLayers(CacheName(cache), RequestName(request), layers, turn);
             }));
           },
           py::arg("cache"), py::arg("request"), py::arg("layers"), py::arg("timeout"))
       .def(
           "drop_request",
           [](const Handle& self, const std::string& cache, const std::string& request) {
-            Check(self->Call([&](Agent& inside) { return inside.DropRequest(cache, request); }));
+            Check(self->Call([&](Agent& inside) {
+              return inside.DropRequest(CacheName(cache), RequestName(request));
+            }));
           },
           py::arg("cache"), py::arg("request"));
 }
@@ -147,8 +149,8 @@ void BindLeases(AgentClass& agent) {
              const py::object& ids, double hold, const std::string& contents) {
             const Ids blocks(ids, "ids");
             Check(self->Call([&](Agent& inside) {
-              return inside.LeaseBlocks(cache, lease, blocks.span(), ToDuration(hold, "hold"),
-                                        contents);
+              return inside.LeaseBlocks(CacheName(cache), LeaseName(lease), blocks.span(),
+                                        ToDuration(hold, "hold"), contents);
             }));
           },
           py::arg("cache"), py::arg("lease"), py::arg("ids"), py::arg("hold"),
@@ -157,14 +159,15 @@ void BindLeases(AgentClass& agent) {
       .def(
           "renew_lease",
           [](const Handle& self, const std::string& lease, double hold) {
-            Check(self->Call(
-                [&](Agent& inside) { return inside.RenewLease(lease, ToDuration(hold, "hold")); }));
+            Check(self->Call([&](Agent& inside) {
+              return inside.RenewLease(LeaseName(lease), ToDuration(hold, "hold"));
+            }));
           },
           py::arg("lease"), py::arg("hold"))
       .def(
           "release_lease",
           [](const Handle& self, const std::string& lease) {
-            Check(self->Call([&](Agent& inside) { return inside.ReleaseLease(lease); }));
+            Check(self->Call([&](Agent& inside) { return inside.ReleaseLease(LeaseName(lease)); }));
           },
           py::arg("lease"))
       .def("poll_kv_event",
@@ -187,7 +190,8 @@ void BindKv(AgentClass& agent) {
       .def(
           "deregister_kv_cache",
           [](const Handle& self, const std::string& name) {
-            Check(self->Call([&](Agent& inside) { return inside.DeregisterKvCache(name); }));
+            Check(self->Call(
+                [&](Agent& inside) { return inside.DeregisterKvCache(CacheName(name)); }));
           },
           py::arg("name"));
   BindRequests(agent);

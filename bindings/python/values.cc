@@ -20,6 +20,11 @@ const char* NameOf(KvEventKind kind) {
   return kind == KvEventKind::kLeaseEnded ? "lease_ended" : "request_lost";
 }
 
+// Python has one name for either: they are strings there.
+const std::string& NameIn(const KvEvent& event) {
+  return event.kind == KvEventKind::kLeaseEnded ? event.lease.text : event.request.text;
+}
+
 const char* NameOf(KvLeaseEnd end) {
   switch (end) {
     case KvLeaseEnd::kConsumed:
@@ -62,11 +67,12 @@ void BindNotification(py::module_& module) {
                              [](const Notification& n) { return n.incarnation.ToString(); })
       .def_readonly("transfer", &Notification::transfer)
       .def_property_readonly("payload", [](const Notification& n) { return py::bytes(n.payload); })
-      .def_property_readonly("request", &TextOf<&Notification::request>::Get)
-      .def_property_readonly("cache", &TextOf<&Notification::cache>::Get)
+      .def_property_readonly("request", [](const Notification& n) { return Text(n.request.text); })
+      .def_property_readonly("cache", [](const Notification& n) { return Text(n.cache.text); })
       .def("__repr__", [](const Notification& n) {
         return Text(absl::StrCat("<kvxfer.Notification of ", n.peer, ", ", n.payload.size(),
-                                 " bytes", n.request.empty() ? "" : ", request ", n.request, ">"));
+                                 " bytes", n.request.empty() ? "" : ", request ", n.request.text,
+                                 ">"));
       });
 }
 
@@ -117,19 +123,20 @@ void BindPeerValues(py::module_& module) {
       .def("__str__", [](const Explanation& e) { return Text(e.ToString()); });
   py::class_<QuiesceResult>(module, "QuiesceResult")
       .def_readonly("quiet", &QuiesceResult::quiet)
-      .def_readonly("token", &QuiesceResult::token)
+      .def_property_readonly("token",
+                             [](const QuiesceResult& r) { return static_cast<uint64_t>(r.token); })
       .def_readonly("pending", &QuiesceResult::pending);
 }
 
 void BindKvValues(py::module_& module) {
   py::class_<KvEvent>(module, "KvEvent")
       .def_property_readonly("kind", [](const KvEvent& e) { return NameOf(e.kind); })
-      .def_property_readonly("name", &TextOf<&KvEvent::name>::Get)
+      .def_property_readonly("name", [](const KvEvent& e) { return Text(NameIn(e)); })
       .def_property_readonly("end", [](const KvEvent& e) { return NameOf(e.end); })
-      .def_property_readonly("cache", &TextOf<&KvEvent::cache>::Get)
+      .def_property_readonly("cache", [](const KvEvent& e) { return Text(e.cache.text); })
       .def_property_readonly("why", &TextOf<&KvEvent::why>::Get)
       .def("__repr__", [](const KvEvent& e) {
-        return Text(absl::StrCat("<kvxfer.KvEvent ", NameOf(e.kind), ": ", e.name, ">"));
+        return Text(absl::StrCat("<kvxfer.KvEvent ", NameOf(e.kind), ": ", NameIn(e), ">"));
       });
   py::class_<KvCounts>(module, "KvCounts", "Totals since the agent was created.")
       .def_readonly("requests_whole", &KvCounts::requests_whole)

@@ -77,7 +77,7 @@ absl::Status PagedCache::Register(kvxfer::Agent& agent) const {
     tensors.push_back(reinterpret_cast<uint64_t>(memory_.data()) +
                       layer * strides_.layer * sizeof(float));
   }
-  return agent.RegisterKvCache(kCacheName, *layout, tensors);
+  return agent.RegisterKvCache(kvxfer::CacheName(kCacheName), *layout, tensors);
 }
 
 float* PagedCache::KeyAt(uint32_t layer, uint32_t head, uint32_t block, uint32_t token) const {

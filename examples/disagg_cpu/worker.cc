@@ -95,7 +95,7 @@ Shard Worker::OwnShard() const {
 // Tokens are counted from the start of the request on both sides, whatever the size of a block
 // there.
 kvxfer::KvBlocks Worker::BlocksOf(const Command& command, const Range& range) {
-  return {.cache = kCacheName,
+  return {.cache = kvxfer::CacheName(kCacheName),
           .local_ids = command.blocks,
           .remote_ids = command.target.blocks,
           .tokens = range.tokens,
@@ -106,7 +106,7 @@ kvxfer::KvBlocks Worker::BlocksOf(const Command& command, const Range& range) {
 // What this rank has of these layers, to whichever ranks of the target need it.
 absl::StatusOr<kvxfer::Transfer> Worker::Write(const Command& command, const Range& range,
                                                const Handover* handover) {
-  kvxfer::KvOptions options{.request = command.request, .deadline = kDeadline};
+  kvxfer::KvOptions options{.request = kvxfer::RequestName(command.request), .deadline = kDeadline};
   if (handover != nullptr) options.notification = handover->ToPayload();
   return agent_->WriteBlocks(command.target.group, BlocksOf(command, range), options);
 }
@@ -159,7 +159,8 @@ absl::StatusOr<Reply> Worker::Decode(const Command& command) {
 
 absl::StatusOr<Worker::Handover> Worker::AwaitRequest(const Command& command, Reply& reply) {
   // Not needed here: a server could begin with the first layers while others are on their way.
-  absl::Status layer = agent_->WaitLayers(kCacheName, command.arrives, 1, kDeadline);
+  absl::Status layer = agent_->WaitLayers(kvxfer::CacheName(kCacheName),
+                                          kvxfer::RequestName(command.arrives), 1, kDeadline);
   if (!layer.ok()) return Annotated(layer, "the first layer of " + command.arrives);
   const uint64_t first_layer_ns = NowNs();
   auto told = AwaitNotification(command.arrives);
@@ -178,7 +179,7 @@ absl::StatusOr<kvxfer::Notification> Worker::AwaitNotification(const std::string
   while (!told_.contains(request)) {
     auto told = agent_->WaitNotification(end - std::chrono::steady_clock::now());
     if (!told.ok()) return told.status();
-    const std::string name = told->request;
+    const std::string name = told->request.text;
     told_[name] = *std::move(told);
   }
   return std::move(told_.extract(request).mapped());
@@ -190,8 +191,8 @@ absl::StatusOr<kvxfer::Notification> Worker::AwaitNotification(const std::string
 absl::Status Worker::Continue(const Command& command, Handover& at, Reply& reply) {
   PagedRequest request(cache_, command.blocks);
   const Shard shard = OwnShard();
-  kvxfer::KvMigration move(agent_.get(), command.target.group, command.request + kMoved,
-                           {.deadline = kDeadline});
+  kvxfer::KvMigration move(agent_.get(), command.target.group,
+                           kvxfer::RequestName(command.request + kMoved), {.deadline = kDeadline});
   const bool moves = !command.target.group.empty();
   uint32_t copies = 0;
   while (at.cached + 1 < command.most_tokens) {

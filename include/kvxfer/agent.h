@@ -59,7 +59,7 @@ struct QuiesceScope {
 // Otherwise they are quarantined, and IsQuiet(token) says when that is over.
 struct QuiesceResult {
   bool quiet = false;
-  uint64_t token = 0;     // 0 when quiet
+  QuiesceToken token = QuiesceToken::kNone;  // kNone when quiet
   std::string pending{};  // the peers that have not answered, as text for a person
 };
 
@@ -179,11 +179,11 @@ class Agent {
   // InvalidArgument: a bad name; tensors that do not match the layout, overlap, or lie in no
   // registered region. AlreadyExists: the agent has a cache of this name. ResourceExhausted: the
   // agent has kMaxKvCaches.
-  absl::Status RegisterKvCache(std::string_view name, const KvLayout& layout,
+  absl::Status RegisterKvCache(const CacheName& name, const KvLayout& layout,
                                std::span<const uint64_t> tensors);
   // Removes the cache from the agent. New transfers of this agent cannot use it, requests that are
   // not complete are given up, and its regions can be deregistered. NotFound: no such cache.
-  absl::Status DeregisterKvCache(std::string_view name);
+  absl::Status DeregisterKvCache(const CacheName& name);
 
   // Writes the part of a request that this worker has and the group needs into the caches of the
   // group, as one transfer. The transfer is done when all of this part has arrived at every rank.
@@ -207,14 +207,14 @@ class Agent {
   // kTimedOut: not within `timeout`; the message says what is missing. Aborted: the request
   // was given up. NotFound: no such cache. InvalidArgument: more layers than the cache has.
   // FailedPrecondition: called from a callback. Cancelled: the agent was closed.
-  absl::Status WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
+  absl::Status WaitLayers(const CacheName& cache, const RequestName& request, uint32_t layers,
                           Duration timeout);
   // Gives up a request that peers write, whether or not it has begun. What still arrives of it is
   // refused, and the application never gets a notification for it. To learn when no byte of it can
   // be written any more, call Quiesce.
   // NotFound: no such cache. FailedPrecondition: the request is complete, and its notification was
   // or will be delivered.
-  absl::Status DropRequest(std::string_view cache, std::string_view request);
+  absl::Status DropRequest(const CacheName& cache, const RequestName& request);
 
   // Holds blocks of a cache for peers that will fetch them with ReadBlocks. The lease ends when all
   // readers have fetched the blocks, or after `hold`; it does not expire while a fetch under it is
@@ -226,15 +226,15 @@ class Agent {
   // shows them. Readers that already wait for this lease (KvOptions::lease_wait) are answered.
   // InvalidArgument: a bad name, no ids, or ids out of range. NotFound: no such cache.
   // AlreadyExists: the name was used before. ResourceExhausted: too many leases are held.
-  absl::Status LeaseBlocks(std::string_view cache, std::string_view lease,
+  absl::Status LeaseBlocks(const CacheName& cache, const LeaseName& lease,
                            std::span<const uint32_t> ids, Duration hold,
                            std::string_view contents = {});
   // Extends the lease until `hold` from now, if that is later than its present end. NotFound: never
   // granted. FailedPrecondition: it has ended or is about to; the message says why.
-  absl::Status RenewLease(std::string_view lease, Duration hold);
+  absl::Status RenewLease(const LeaseName& lease, Duration hold);
   // Ends the lease early: no further fetch can begin, and the lease ends when the fetches in
   // progress have ended. Errors as for RenewLease.
-  absl::Status ReleaseLease(std::string_view lease);
+  absl::Status ReleaseLease(const LeaseName& lease);
   // Returns the oldest event about a lease that has ended or a request that was lost (other than by
   // DropRequest or DeregisterKvCache), or nothing if there is none: PollEvents of one kKv. Ends of
   // leases are never dropped; of lost requests the agent keeps the last 65,536.
@@ -279,7 +279,7 @@ class Agent {
   absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
   // True once the transfers that `token` names are quiet. NotFound: unknown token, or one for which
   // true was already returned.
-  absl::StatusOr<bool> IsQuiet(uint64_t token);
+  absl::StatusOr<bool> IsQuiet(QuiesceToken token);
 
   // --- Drain --------------------------------------------------------------------------------
   // Refuses new work from now on: transfers, notifications, leases and registrations return

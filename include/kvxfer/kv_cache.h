@@ -10,9 +10,10 @@
 // Thread-safety: plain values, safe to copy between threads.
 //
 // Example: layer 3 of a request, from one rank of prefill to all ranks of decode:
-//   agent->WriteBlocks(decode_ranks, {.cache = "kv", .local_ids = mine, .remote_ids = theirs,
-//                                     .tokens = 1000, .first_layer = 3, .layers = 1},
-//                      {.request = "request 7"});
+//   agent->WriteBlocks(decode_ranks, {.cache = CacheName("kv"), .local_ids = mine,
+//                                     .remote_ids = theirs, .tokens = 1000, .first_layer = 3,
+//                                     .layers = 1},
+//                      {.request = RequestName("request 7")});
 
 #ifndef KVXFER_KV_CACHE_H_
 #define KVXFER_KV_CACHE_H_
@@ -39,7 +40,7 @@ inline constexpr size_t kMaxKvNotificationBytes = 32 * 1024;
 
 // Which tokens and layers of a request. The spans are read during the call only.
 struct KvBlocks {
-  std::string_view cache{};  // the name that the cache has at this agent and at every rank
+  CacheName cache{};  // the name that the cache has at this agent and at every rank
   // Block ids in the order of the request's tokens: in this worker's cache, and in the caches of
   // the group, which all use the same ids.
   std::span<const uint32_t> local_ids{};
@@ -61,7 +62,7 @@ struct KvOptions {
   // `remote_first_token` and `tokens`, and write each head of each layer once. A name is for one
   // attempt; a retry uses another name. At most kMaxNameBytes; empty: the target gets no
   // notification.
-  std::string request{};
+  RequestName request{};
   // WriteBlocks: the payload of that notification. If several calls give one, the target gets that
   // of the call whose data arrived last.
   // ReadBlocks: delivered to each rank that data was read from, after all of it has been read.
@@ -69,7 +70,7 @@ struct KvOptions {
   // ReadBlocks: the owners hold the blocks under this lease (Agent::LeaseBlocks), and remote_ids
   // are the lease's ids. The transfer is done only after each owner has confirmed, after the last
   // byte, that the lease held throughout; this worker then no longer needs the lease.
-  std::string lease{};
+  LeaseName lease{};
   // ReadBlocks: what the blocks must hold, as their owner gave it to LeaseBlocks. An owner whose
   // lease holds something else refuses the read. At most kMaxNameBytes.
   std::string lease_contents{};
@@ -119,10 +120,12 @@ const char* ToString(KvEventKind kind);
 
 struct KvEvent {
   KvEventKind kind = KvEventKind::kLeaseEnded;
-  std::string name{};                      // of the lease or the request
-  KvLeaseEnd end = KvLeaseEnd::kConsumed;  // kLeaseEnded only
-  // kRequestLost only: the request's cache, and why it was given up, for a person.
-  std::string cache{};
+  // kLeaseEnded only.
+  LeaseName lease{};
+  KvLeaseEnd end = KvLeaseEnd::kConsumed;
+  // kRequestLost only: the request, its cache, and why it was given up, for a person.
+  RequestName request{};
+  CacheName cache{};
   std::string why{};
 };
 

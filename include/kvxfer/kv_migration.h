@@ -9,11 +9,12 @@
 // Thread-safety: one thread at a time. Lifetime: the agent must outlive the KvMigration.
 //
 // Example, on each rank of decode A:
-//   KvMigration move(agent, ranks_of_b, "request 7, moved");
-//   move.Copy({.cache = "kv", .local_ids = mine, .remote_ids = theirs, .tokens = so_far});
+//   KvMigration move(agent, ranks_of_b, RequestName("request 7, moved"));
+//   move.Copy({.cache = CacheName("kv"), .local_ids = mine, .remote_ids = theirs,
+//              .tokens = so_far});
 //   ... goes on decoding; when move.CaughtUp(), or again and again with what was added ...
 //   auto done = move.Switch({... .tokens = all}, last_token, std::chrono::seconds(5));
-// and on each rank of decode B: a Notification with request == "request 7, moved".
+// and on each rank of decode B: a Notification with request == RequestName("request 7, moved").
 
 #ifndef KVXFER_KV_MIGRATION_H_
 #define KVXFER_KV_MIGRATION_H_
@@ -33,7 +34,7 @@ class KvMigration {
  public:
   // `request`: as KvOptions::request, a name for this attempt. The request and the notification in
   // `options` are ignored.
-  KvMigration(Agent* agent, std::vector<std::string> group, std::string request,
+  KvMigration(Agent* agent, std::vector<std::string> group, RequestName request,
               KvOptions options = {});
   // Cancels the transfers in progress.
   ~KvMigration();
@@ -73,7 +74,7 @@ class KvMigration {
 
   Agent* const agent_;
   const std::vector<std::string> group_;
-  const std::string request_;
+  const RequestName request_;
   const KvOptions options_;
   std::vector<Transfer> under_way_;
   uint64_t sent_ = 0;   // tokens

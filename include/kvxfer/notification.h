@@ -28,8 +28,8 @@ struct Notification {
   // Set if this notification is for a request that peers wrote into a KV cache (Agent::WriteBlocks)
   // and that is now complete: the request's name and its cache's name. `peer` is then the initiator
   // whose data arrived last; `transfer` identifies that data alone and matches no Transfer::id().
-  std::string request{};
-  std::string cache{};
+  RequestName request{};
+  CacheName cache{};
 };
 
 }  // namespace kvxfer

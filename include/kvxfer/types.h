@@ -12,9 +12,12 @@
 #include <array>
 #include <chrono>
 #include <compare>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 
@@ -66,6 +69,25 @@ struct Incarnation {
 // Names are UTF-8 without control characters, line separators, or characters that change the
 // writing direction; another name is refused with InvalidArgument, whether local or from a peer.
 inline constexpr size_t kMaxNameBytes = 255;
+
+// The name of a KV cache, of a request or of a lease: one type for each, so that none is given
+// where another is meant. Text becomes a name only where it is said: CacheName("kv").
+template <typename Of>
+struct KvName {
+  std::string text{};
+
+  KvName() = default;
+  template <std::convertible_to<std::string_view> Text>
+  explicit KvName(Text&& name) : text(std::forward<Text>(name)) {}
+  bool empty() const { return text.empty(); }
+  auto operator<=>(const KvName&) const = default;
+};
+using CacheName = KvName<struct OfCache>;
+using RequestName = KvName<struct OfRequest>;
+using LeaseName = KvName<struct OfLease>;
+
+// Names what a call of Agent::Quiesce left open.
+enum class QuiesceToken : uint64_t { kNone = 0 };
 
 // Identifies one registration of one agent. Ids increase and are never reused within an
 // incarnation.

@@ -256,10 +256,12 @@ TEST_F(AgentCudaStreamHost, AGroupWaitsForOneStream) {
   stream.Put([&] { a.ranks[0]->Fill(from, 1); });
   cuda_driver::LiveObjects before;
   FindHooks()->kvxfer_standin_live(&before);
-  const KvBlocks blocks{.cache = "kv", .local_ids = from.ids, .remote_ids = to.ids, .tokens = 48};
-  ASSERT_OK_AND_ASSIGN(const Transfer transfer,
-                       a.ranks[0]->agent().WriteBlocks(
-                           b.names, blocks, {.request = "r", .deadline = kAmple, .after = stream}));
+  const KvBlocks blocks{
+      .cache = CacheName("kv"), .local_ids = from.ids, .remote_ids = to.ids, .tokens = 48};
+  ASSERT_OK_AND_ASSIGN(
+      const Transfer transfer,
+      a.ranks[0]->agent().WriteBlocks(
+          b.names, blocks, {.request = RequestName("r"), .deadline = kAmple, .after = stream}));
   cuda_driver::LiveObjects during;
   FindHooks()->kvxfer_standin_live(&during);
   EXPECT_EQ(during.events, before.events + 1);

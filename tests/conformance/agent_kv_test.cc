@@ -64,7 +64,7 @@ std::vector<Case> Cases() {
 }
 
 KvBlocks Blocks(const KvPlace& local, const KvPlace& remote) {
-  return {.cache = "kv",
+  return {.cache = CacheName("kv"),
           .local_ids = local.ids,
           .remote_ids = remote.ids,
           .local_first_token = local.first_token,
@@ -73,7 +73,7 @@ KvBlocks Blocks(const KvPlace& local, const KvPlace& remote) {
 }
 
 KvOptions Request(std::string name) {
-  return {.request = std::move(name), .notification = "what for", .deadline = kAmple};
+  return {.request = RequestName(std::move(name)), .notification = "what for", .deadline = kAmple};
 }
 
 class AgentKv : public ::testing::TestWithParam<Flavour> {};
@@ -92,11 +92,12 @@ TEST_P(AgentKv, WritesBetweenUnlikeInstances) {
     }
     for (const auto& rank : decode.ranks) {
       ASSERT_OK_AND_ASSIGN(const Notification told, rank->agent().WaitNotification(kAmple));
-      EXPECT_EQ(told.request, "r");
-      EXPECT_EQ(told.cache, "kv");
+      EXPECT_EQ(told.request, RequestName("r"));
+      EXPECT_EQ(told.cache, CacheName("kv"));
       EXPECT_EQ(told.payload, "what for");
       EXPECT_TRUE(rank->Holds(c.to, 1));
-      EXPECT_OK(rank->agent().WaitLayers("kv", "r", rank->shard().layers, Duration::zero()));
+      EXPECT_OK(rank->agent().WaitLayers(CacheName("kv"), RequestName("r"), rank->shard().layers,
+                                         Duration::zero()));
       ASSERT_OK_AND_ASSIGN(const KvCounts counts, rank->agent().CountKv());
       EXPECT_EQ(counts.requests_whole, 1u);
       EXPECT_EQ(counts.requests_lost, 0u);
@@ -147,18 +148,19 @@ TEST_P(AgentKv, LayersAreThereInOrder) {
   std::vector<Transfer> transfers;
   for (blocks.first_layer = 0; blocks.first_layer < kPlain.layers; ++blocks.first_layer) {
     for (const auto& rank : prefill.ranks) {
-      EXPECT_TRUE(
-          Fails(target.agent().WaitLayers("kv", "r", blocks.first_layer + 1, Duration::zero()),
-                kTimedOut, {"request r", "layers are there"}));
+      EXPECT_TRUE(Fails(target.agent().WaitLayers(CacheName("kv"), RequestName("r"),
+                                                  blocks.first_layer + 1, Duration::zero()),
+                        kTimedOut, {"request r", "layers are there"}));
       EXPECT_FALSE(target.agent().PollNotification().has_value());
       ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
                            rank->agent().WriteBlocks(decode.names, blocks, Request("r")));
     }
-    ASSERT_OK(target.agent().WaitLayers("kv", "r", blocks.first_layer + 1, kAmple));
+    ASSERT_OK(target.agent().WaitLayers(CacheName("kv"), RequestName("r"), blocks.first_layer + 1,
+                                        kAmple));
     EXPECT_TRUE(target.Holds(to, 1, 0, blocks.first_layer + 1));
   }
   ASSERT_OK_AND_ASSIGN(const Notification told, target.agent().WaitNotification(kAmple));
-  EXPECT_EQ(told.request, "r");
+  EXPECT_EQ(told.request, RequestName("r"));
   for (const Transfer& transfer : transfers) EXPECT_OK(transfer.Wait(kAmple));
   EXPECT_FALSE(target.agent().PollNotification().has_value());
 }
@@ -196,7 +198,7 @@ TEST_P(AgentKv, EveryRequestIsToldOnce) {
   std::vector<int> told(kRequests);
   for (uint32_t i = 0; i < kRequests; ++i) {
     ASSERT_OK_AND_ASSIGN(const Notification n, decode.ranks[0]->agent().WaitNotification(kAmple));
-    ++told[static_cast<size_t>(std::stoi(n.request))];
+    ++told[static_cast<size_t>(std::stoi(n.request.text))];
   }
   EXPECT_EQ(told, std::vector<int>(kRequests, 1));
   for (const Transfer& transfer : transfers) EXPECT_OK(transfer.Wait(kAmple));
@@ -218,12 +220,12 @@ TEST_P(AgentKv, ALeaseHoldsUntilEveryoneHasFetched) {
   ASSERT_OK(Introduce(decode, prefill));
   KvNode& owner = *prefill.ranks[0];
   owner.Fill(from, 1);
-  ASSERT_OK(owner.agent().LeaseBlocks("kv", "r", from.ids, kAmple));
+  ASSERT_OK(owner.agent().LeaseBlocks(CacheName("kv"), LeaseName("r"), from.ids, kAmple));
   for (const auto& rank : decode.ranks) {
     EXPECT_FALSE(owner.agent().PollKvEvent().has_value());
     ASSERT_OK_AND_ASSIGN(const Transfer transfer,
                          rank->agent().ReadBlocks(prefill.names, Blocks(to, from),
-                                                  {.lease = "r", .deadline = kAmple}));
+                                                  {.lease = LeaseName("r"), .deadline = kAmple}));
     ASSERT_OK(transfer.Wait(kAmple));
     EXPECT_TRUE(rank->Holds(to, 1));
   }
@@ -232,13 +234,13 @@ TEST_P(AgentKv, ALeaseHoldsUntilEveryoneHasFetched) {
     event = owner.agent().PollKvEvent();
     return event.has_value();
   }));
-  EXPECT_EQ(event->name, "r");
+  EXPECT_EQ(event->lease, LeaseName("r"));
   EXPECT_EQ(event->end, KvLeaseEnd::kConsumed);
   // Whoever comes later gets no bytes as good ones.
   owner.Fill(from, 7);
-  ASSERT_OK_AND_ASSIGN(const Transfer late,
-                       decode.ranks[0]->agent().ReadBlocks(prefill.names, Blocks(to, from),
-                                                           {.lease = "r", .deadline = kAmple}));
+  ASSERT_OK_AND_ASSIGN(const Transfer late, decode.ranks[0]->agent().ReadBlocks(
+                                                prefill.names, Blocks(to, from),
+                                                {.lease = LeaseName("r"), .deadline = kAmple}));
   EXPECT_TRUE(Fails(late.Wait(kAmple), absl::StatusCode::kFailedPrecondition,
                     {"p-0", "lease r", "consumed"}));
   ASSERT_OK_AND_ASSIGN(const KvCounts counts, owner.agent().CountKv());
@@ -258,11 +260,11 @@ TEST_P(AgentKv, OwnersThatNobodyReadsAreToldSo) {
   ASSERT_OK(Introduce(decode, prefill));
   for (const auto& rank : prefill.ranks) {
     rank->Fill(place, 1);
-    ASSERT_OK(rank->agent().LeaseBlocks("kv", "r", place.ids, kAmple));
+    ASSERT_OK(rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("r"), place.ids, kAmple));
   }
-  ASSERT_OK_AND_ASSIGN(const Transfer transfer,
-                       decode.ranks[0]->agent().ReadBlocks(prefill.names, Blocks(place, place),
-                                                           {.lease = "r", .deadline = kAmple}));
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer, decode.ranks[0]->agent().ReadBlocks(
+                                                    prefill.names, Blocks(place, place),
+                                                    {.lease = LeaseName("r"), .deadline = kAmple}));
   ASSERT_OK(transfer.Wait(kAmple));
   EXPECT_TRUE(decode.ranks[0]->Holds(place, 1));
   for (const auto& rank : prefill.ranks) {
@@ -282,8 +284,8 @@ TEST_P(AgentKv, LeasesThatDoNotHoldFailTheFetch) {
   ASSERT_OK_AND_ASSIGN(KvNodes decode, KvNodes::Create(GetParam(), "d", kPlain, {.tp = 1}));
   ASSERT_OK(Introduce(decode, prefill));
   const auto fetch = [&](const std::string& lease, const KvPlace& what) {
-    auto transfer = decode.ranks[0]->agent().ReadBlocks(prefill.names, Blocks(to, what),
-                                                        {.lease = lease, .deadline = kAmple});
+    auto transfer = decode.ranks[0]->agent().ReadBlocks(
+        prefill.names, Blocks(to, what), {.lease = LeaseName(lease), .deadline = kAmple});
     return transfer.ok() ? transfer->Wait(kAmple) : transfer.status();
   };
   constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
@@ -297,17 +299,19 @@ TEST_P(AgentKv, LeasesThatDoNotHoldFailTheFetch) {
   for (const auto& rank : prefill.ranks) {
     // What was refused may still be on its way out.
     rank->Overwrite(from, 1);
-    ASSERT_OK(rank->agent().LeaseBlocks("kv", "other", std::vector<uint32_t>{1, 2, 4}, kAmple));
-    ASSERT_OK(rank->agent().LeaseBlocks("kv", "short", from.ids, std::chrono::milliseconds(1)));
-    ASSERT_OK(rank->agent().LeaseBlocks("kv", "gone", from.ids, kAmple));
-    ASSERT_OK(rank->agent().ReleaseLease("gone"));
+    ASSERT_OK(rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("other"),
+                                        std::vector<uint32_t>{1, 2, 4}, kAmple));
+    ASSERT_OK(rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("short"), from.ids,
+                                        std::chrono::milliseconds(1)));
+    ASSERT_OK(rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("gone"), from.ids, kAmple));
+    ASSERT_OK(rank->agent().ReleaseLease(LeaseName("gone")));
     for (const char* ended : {"gone", "short"}) {
       std::optional<KvEvent> event;
       ASSERT_TRUE(Eventually(kAmple, [&] {
         event = rank->agent().PollKvEvent();
         return event.has_value();
       }));
-      EXPECT_TRUE(event->name == "gone" || event->name == "short") << ended;
+      EXPECT_TRUE(event->lease == LeaseName("gone") || event->lease == LeaseName("short")) << ended;
     }
   }
   EXPECT_TRUE(refuses(fetch("other", from), kOtherBlocks, {"lease other", "not the blocks"}));
@@ -315,9 +319,9 @@ TEST_P(AgentKv, LeasesThatDoNotHoldFailTheFetch) {
   EXPECT_TRUE(refuses(fetch("gone", from), kEnded, {"lease gone", "released"}));
   // One owner of two lets go: the group is not done.
   for (const auto& rank : prefill.ranks) {
-    ASSERT_OK(rank->agent().LeaseBlocks("kv", "half", from.ids, kAmple));
+    ASSERT_OK(rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("half"), from.ids, kAmple));
   }
-  ASSERT_OK(prefill.ranks[1]->agent().ReleaseLease("half"));
+  ASSERT_OK(prefill.ranks[1]->agent().ReleaseLease(LeaseName("half")));
   EXPECT_TRUE(refuses(fetch("half", from), kEnded, {"p-1", "lease half", "released"}));
 }
 
@@ -331,18 +335,20 @@ TEST_P(AgentKv, ALeaseIsReadByThoseWhoSayWhatItHolds) {
   ASSERT_OK(Introduce(decode, prefill));
   KvNode& reader = *decode.ranks[0];
   const auto fetch = [&](const std::string& lease, const std::string& contents) {
-    auto transfer =
-        reader.agent().ReadBlocks(prefill.names, Blocks(to, from),
-                                  {.lease = lease, .lease_contents = contents, .deadline = kAmple});
+    auto transfer = reader.agent().ReadBlocks(
+        prefill.names, Blocks(to, from),
+        {.lease = LeaseName(lease), .lease_contents = contents, .deadline = kAmple});
     return transfer.ok() ? transfer->Wait(kAmple) : transfer.status();
   };
   const std::string longest(255, 'c');
   for (const auto& rank : prefill.ranks) {
     rank->Fill(from, 1);
-    EXPECT_TRUE(Fails(rank->agent().LeaseBlocks("kv", "r", from.ids, kAmple, longest + "c"),
-                      absl::StatusCode::kInvalidArgument, {"lease r", "256 bytes"}));
-    ASSERT_OK(rank->agent().LeaseBlocks("kv", "r", from.ids, kAmple, longest));
-    ASSERT_OK(rank->agent().LeaseBlocks("kv", "plain", from.ids, kAmple));
+    EXPECT_TRUE(Fails(
+        rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("r"), from.ids, kAmple, longest + "c"),
+        absl::StatusCode::kInvalidArgument, {"lease r", "256 bytes"}));
+    ASSERT_OK(
+        rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("r"), from.ids, kAmple, longest));
+    ASSERT_OK(rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("plain"), from.ids, kAmple));
   }
   for (const std::string& other : {std::string(), longest.substr(1), std::string("another")}) {
     const absl::Status status = fetch("r", other);
@@ -367,13 +373,16 @@ TEST_P(AgentKv, AReadWaitsForTheGrant) {
   ASSERT_OK(Introduce(decode, prefill));
   KvNode& reader = *decode.ranks[0];
   const auto fetch = [&](const std::string& lease, const std::string& contents, Duration wait) {
-    return reader.agent().ReadBlocks(
-        prefill.names, Blocks(to, from),
-        {.lease = lease, .lease_contents = contents, .lease_wait = wait, .deadline = kAmple});
+    return reader.agent().ReadBlocks(prefill.names, Blocks(to, from),
+                                     {.lease = LeaseName(lease),
+                                      .lease_contents = contents,
+                                      .lease_wait = wait,
+                                      .deadline = kAmple});
   };
   for (const auto& rank : prefill.ranks) rank->Fill(from, 1);
   const auto grant = [&](size_t rank, const std::string& lease) {
-    return prefill.ranks[rank]->agent().LeaseBlocks("kv", lease, from.ids, kAmple, "prompt");
+    return prefill.ranks[rank]->agent().LeaseBlocks(CacheName("kv"), LeaseName(lease), from.ids,
+                                                    kAmple, "prompt");
   };
 
   ASSERT_OK(grant(0, "late"));
@@ -397,7 +406,7 @@ TEST_P(AgentKv, AReadWaitsForTheGrant) {
   ASSERT_TRUE(Eventually(kAmple, waiting));
   for (size_t rank = 0; rank < 2; ++rank) {
     ASSERT_OK(grant(rank, "brief"));
-    const absl::Status released = prefill.ranks[rank]->agent().ReleaseLease("brief");
+    const absl::Status released = prefill.ranks[rank]->agent().ReleaseLease(LeaseName("brief"));
     EXPECT_TRUE(released.ok() ||
                 Fails(released, absl::StatusCode::kFailedPrecondition, {"consumed"}));
   }
@@ -431,14 +440,14 @@ TEST_P(AgentKv, LeasesThatRunOutWhileTheyAreFetched) {
     const auto salt = static_cast<uint8_t>(round);
     const std::string lease = std::to_string(round);
     owner.Overwrite(from, salt);
-    ASSERT_OK(owner.agent().LeaseBlocks("kv", lease, from.ids,
+    ASSERT_OK(owner.agent().LeaseBlocks(CacheName("kv"), LeaseName(lease), from.ids,
                                         std::chrono::microseconds(100 + random() % 3000)));
     const Duration late = std::chrono::microseconds(random() % 2500);
     std::thread fetch([&] {
       std::this_thread::sleep_for(late);
-      const auto transfer =
-          reader.agent().ReadBlocks(prefill.names, Blocks(to, from),
-                                    {.lease = lease, .lease_readers = 2, .deadline = kAmple});
+      const auto transfer = reader.agent().ReadBlocks(
+          prefill.names, Blocks(to, from),
+          {.lease = LeaseName(lease), .lease_readers = 2, .deadline = kAmple});
       ASSERT_OK(transfer);
       const absl::Status end = transfer->Wait(kAmple);
       if (end.ok()) {
@@ -504,8 +513,8 @@ TEST_P(AgentKv, ARunningRequestMoves) {
   KvPlace to{.ids = {2, 7, 4}, .tokens = 0};
   std::vector<std::unique_ptr<KvMigration>> moves;
   for (const auto& rank : a.ranks) {
-    moves.push_back(
-        std::make_unique<KvMigration>(&rank->agent(), b.names, "r", KvOptions{.deadline = kAmple}));
+    moves.push_back(std::make_unique<KvMigration>(&rank->agent(), b.names, RequestName("r"),
+                                                  KvOptions{.deadline = kAmple}));
   }
   for (const uint64_t tokens : {uint64_t{1}, uint64_t{35}, uint64_t{36}, uint64_t{70}}) {
     from.tokens = to.tokens = tokens;
@@ -531,7 +540,7 @@ TEST_P(AgentKv, ARunningRequestMoves) {
   }
   for (std::thread& rank : ranks) rank.join();
   ASSERT_OK_AND_ASSIGN(const Notification told, b.ranks[0]->agent().WaitNotification(kAmple));
-  EXPECT_EQ(told.request, "r");
+  EXPECT_EQ(told.request, RequestName("r"));
   EXPECT_EQ(told.payload, "token");
   EXPECT_TRUE(b.ranks[0]->Holds(to, 1));
   EXPECT_FALSE(b.ranks[0]->agent().PollNotification().has_value());
@@ -543,7 +552,8 @@ TEST_P(AgentKv, AMigrationThatFailedStaysFailed) {
   ASSERT_OK_AND_ASSIGN(KvNodes b, KvNodes::Create(GetParam(), "b", kPlain, {.tp = 1}));
   ASSERT_OK(Introduce(a, b));
   const std::atomic<uint32_t> never{0};
-  KvMigration move(&a.ranks[0]->agent(), b.names, "r", {.deadline = kAmple, .ready = &never});
+  KvMigration move(&a.ranks[0]->agent(), b.names, RequestName("r"),
+                   {.deadline = kAmple, .ready = &never});
   KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
   KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
   ASSERT_OK(move.Copy(Blocks(from, to)));
@@ -566,7 +576,8 @@ TEST_P(AgentKv, ASwitchThatWasTooLateIsOver) {
   ASSERT_OK_AND_ASSIGN(KvNodes b, KvNodes::Create(GetParam(), "b", kPlain, {.tp = 1}));
   ASSERT_OK(Introduce(a, b));
   std::atomic<uint32_t> ready{0};
-  KvMigration move(&a.ranks[0]->agent(), b.names, "r", {.deadline = kAmple, .ready = &ready});
+  KvMigration move(&a.ranks[0]->agent(), b.names, RequestName("r"),
+                   {.deadline = kAmple, .ready = &ready});
   const KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
   const KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
   EXPECT_TRUE(Fails(move.Switch(Blocks(from, to), "token", std::chrono::milliseconds(50)),
@@ -588,7 +599,8 @@ TEST_P(AgentKv, ASwitchThatWaitsTooLongForACopyIsOver) {
   ASSERT_OK_AND_ASSIGN(KvNodes a, KvNodes::Create(GetParam(), "a", kPlain, {.tp = 1}));
   ASSERT_OK_AND_ASSIGN(KvNodes b, KvNodes::Create(GetParam(), "b", kPlain, {.tp = 1}));
   ASSERT_OK(Introduce(a, b));
-  KvMigration move(&a.ranks[0]->agent(), b.names, "r", {.deadline = kAmple, .ready = &ready});
+  KvMigration move(&a.ranks[0]->agent(), b.names, RequestName("r"),
+                   {.deadline = kAmple, .ready = &ready});
   const KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
   const KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
   ASSERT_OK(move.Copy(Blocks(from, to)));
@@ -606,9 +618,9 @@ TEST_P(AgentKv, AGroupHasOneEnd) {
   ASSERT_OK(Introduce(prefill, decode));
   Agent& agent = prefill.ranks[0]->agent();
   for (const uint64_t word : {7, 8}) {
-    ASSERT_OK_AND_ASSIGN(const Transfer written,
-                         agent.WriteBlocks(decode.names, Blocks(from, to),
-                                           {.deadline = kAmple, .user_word = word}));
+    ASSERT_OK_AND_ASSIGN(
+        const Transfer written,
+        agent.WriteBlocks(decode.names, Blocks(from, to), {.deadline = kAmple, .user_word = word}));
     std::array<AgentEvent, 4> events;
     ASSERT_OK_AND_ASSIGN(const size_t count,
                          agent.WaitEvents(events, kAmple, AgentEventKinds::kTransferEnd));
@@ -631,22 +643,24 @@ TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
   KvNode& owner = *prefill.ranks[0];
   Agent& agent = owner.agent();
   owner.Fill(from, 1);
-  ASSERT_OK(agent.LeaseBlocks("kv", "r", from.ids, kAmple));
+  ASSERT_OK(agent.LeaseBlocks(CacheName("kv"), LeaseName("r"), from.ids, kAmple));
   std::atomic<uint32_t> ready{0};
-  ASSERT_OK_AND_ASSIGN(const Transfer written,
-                       agent.WriteBlocks(decode.names, Blocks(from, to),
-                                         {.request = "w", .deadline = kAmple, .ready = &ready}));
+  ASSERT_OK_AND_ASSIGN(
+      const Transfer written,
+      agent.WriteBlocks(decode.names, Blocks(from, to),
+                        {.request = RequestName("w"), .deadline = kAmple, .ready = &ready}));
   constexpr auto kLate = kTimedOut;
   EXPECT_TRUE(Fails(written.Wait(std::chrono::milliseconds(5)), kLate, {"to d-0", "still active"}));
   EXPECT_TRUE(Fails(agent.Drain(std::chrono::milliseconds(20)), kLate, {"1 KV leases"}));
   constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
   EXPECT_TRUE(Fails(agent.Notify(decode.names[0], "new").status(), kRefused, {"being drained"}));
-  EXPECT_TRUE(Fails(agent.LeaseBlocks("kv", "new", from.ids, kAmple), kRefused, {"drained"}));
-  EXPECT_OK(agent.RenewLease("r", kAmple));
+  EXPECT_TRUE(Fails(agent.LeaseBlocks(CacheName("kv"), LeaseName("new"), from.ids, kAmple),
+                    kRefused, {"drained"}));
+  EXPECT_OK(agent.RenewLease(LeaseName("r"), kAmple));
 
-  ASSERT_OK_AND_ASSIGN(const Transfer fetched,
-                       decode.ranks[0]->agent().ReadBlocks(prefill.names, Blocks(to, from),
-                                                           {.lease = "r", .deadline = kAmple}));
+  ASSERT_OK_AND_ASSIGN(const Transfer fetched, decode.ranks[0]->agent().ReadBlocks(
+                                                   prefill.names, Blocks(to, from),
+                                                   {.lease = LeaseName("r"), .deadline = kAmple}));
   ASSERT_OK(fetched.Wait(kAmple));
   EXPECT_TRUE(Fails(agent.Drain(std::chrono::milliseconds(20)), kLate, {"1 transfers to d-0"}));
   ready.store(1, std::memory_order_release);
@@ -669,8 +683,9 @@ TEST_P(AgentKv, DrainKeepsWhatWasPostedBefore) {
     std::jthread driver([&] {
       while (!over.load()) (void)agent.CountKv();
     });
-    const auto written = agent.WriteBlocks(
-        decode.names, Blocks(from, to), {.request = absl::StrCat("r", round), .deadline = kAmple});
+    const auto written =
+        agent.WriteBlocks(decode.names, Blocks(from, to),
+                          {.request = RequestName(absl::StrCat("r", round)), .deadline = kAmple});
     const absl::Status drained = agent.Drain(kAmple);
     over.store(true);
     ASSERT_OK(written);

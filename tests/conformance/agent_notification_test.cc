@@ -154,7 +154,8 @@ TEST_P(AgentNotification, BlockingInsideACallbackIsRefused) {
   EXPECT_TRUE(Fails(wait_notification, absl::StatusCode::kFailedPrecondition, {"callback"}));
   EXPECT_TRUE(Fails(quiesce, absl::StatusCode::kFailedPrecondition, {"callback"}));
   EXPECT_TRUE(Fails(deregister, absl::StatusCode::kFailedPrecondition, {"callback"}));
-  EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(1), absl::StatusCode::kNotFound)) << "was begun";
+  EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(QuiesceToken{1}), absl::StatusCode::kNotFound))
+      << "was begun";
   ASSERT_OK(answer);
   ASSERT_OK_AND_ASSIGN(const Notification n, pair_.a.agent->WaitNotification(kAmple));
   EXPECT_EQ(n.payload, "answer");

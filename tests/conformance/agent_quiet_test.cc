@@ -37,13 +37,13 @@ class AgentQuiet : public ::testing::TestWithParam<Flavour> {
 TEST_P(AgentQuiet, QuietWhereNothingIsUnderWay) {
   ASSERT_OK_AND_ASSIGN(const QuiesceResult nobody, pair_.b.agent->Quiesce({}, kAmple));
   EXPECT_TRUE(nobody.quiet);
-  EXPECT_EQ(nobody.token, 0u);
+  EXPECT_EQ(nobody.token, QuiesceToken::kNone);
   ASSERT_OK_AND_ASSIGN(const Transfer good, Post({}, Unhurried()));
   ASSERT_OK(good.Wait(kAmple));
   ASSERT_OK_AND_ASSIGN(const QuiesceResult after,
                        pair_.b.agent->Quiesce({.peer = "a", .regions = {pair_.b.region}}, kAmple));
   EXPECT_TRUE(after.quiet) << after.pending;
-  EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(12345), absl::StatusCode::kNotFound));
+  EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(QuiesceToken{12345}), absl::StatusCode::kNotFound));
 }
 
 // Expect that Quiesce waits for what is under way, and that its token clears when that has ended.
@@ -61,7 +61,7 @@ TEST_P(AgentQuiet, WaitsForWhatIsUnderWay) {
       continue;
     }
     EXPECT_NE(timeout, kAmple) << "still waits for " << result.pending;
-    EXPECT_NE(result.token, 0u);
+    EXPECT_NE(result.token, QuiesceToken::kNone);
     EXPECT_NE(result.pending.find('a'), std::string::npos) << result.pending;
     EXPECT_TRUE(Eventually(kAmple, [&] {
       const absl::StatusOr<bool> quiet = pair_.b.agent->IsQuiet(result.token);
@@ -108,7 +108,8 @@ TEST_P(AgentQuiet, RetriedDeregistrationAsksOnce) {
   ASSERT_OK(back.Wait(kAmple));
   EXPECT_OK(pair_.b.agent->DeregisterMemory(pair_.b.region, kAmple));
   for (uint64_t token = 1; token <= 30; ++token) {
-    EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(token), absl::StatusCode::kNotFound)) << token;
+    EXPECT_TRUE(Fails(pair_.b.agent->IsQuiet(QuiesceToken{token}), absl::StatusCode::kNotFound))
+        << token;
   }
 }
 

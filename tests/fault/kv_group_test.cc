@@ -62,8 +62,9 @@ absl::StatusOr<Transfer> WriteAll(const Group& group, std::string request, Durat
   std::vector<uint32_t> ids(kBlocks);
   std::iota(ids.begin(), ids.end(), 0);
   return group.source.agent->WriteBlocks(
-      group.names, {.cache = "kv", .local_ids = ids, .remote_ids = ids, .tokens = kBlocks * 16},
-      {.request = std::move(request), .deadline = deadline});
+      group.names,
+      {.cache = CacheName("kv"), .local_ids = ids, .remote_ids = ids, .tokens = kBlocks * 16},
+      {.request = RequestName(std::move(request)), .deadline = deadline});
 }
 
 // The survivors' blocks are used for other things at once: no byte comes late.

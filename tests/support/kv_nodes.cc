@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<KvNode>> KvNode::Create(const Flavour& flavour,
   }
   auto layout = KvLayout::FromTensors(model, shard, node->cache_.tensors);
   if (!layout.ok()) return layout.status();
-  auto status = node->agent().RegisterKvCache("kv", *layout, node->addresses_);
+  auto status = node->agent().RegisterKvCache(CacheName("kv"), *layout, node->addresses_);
   if (!status.ok()) return status;
   return node;
 }
@@ -172,7 +172,7 @@ uint64_t KvSlab::bytes() const { return blocks * Tensor().strides[0] * BytesOf(m
 absl::Status KvSlab::Register(Agent& agent, uint64_t address) const {
   const KvTensor tensor = Tensor();
   auto layout = KvLayout::FromTensors(model, shard, std::span(&tensor, 1));
-  return layout.ok() ? agent.RegisterKvCache("kv", *layout, std::span(&address, 1))
+  return layout.ok() ? agent.RegisterKvCache(CacheName("kv"), *layout, std::span(&address, 1))
                      : layout.status();
 }
 

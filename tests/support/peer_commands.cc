@@ -147,7 +147,8 @@ class CommandServer {
     absl::StatusOr<QuiesceResult> result =
         node_.agent->Quiesce({.peer = f.at(1), .regions = {}}, ToDuration(f.at(2)));
     if (!result.ok()) return result.status();
-    return Fields{result->quiet ? "1" : "0", std::to_string(result->token), result->pending};
+    return Fields{result->quiet ? "1" : "0", std::to_string(static_cast<uint64_t>(result->token)),
+                  result->pending};
   }
 
   absl::StatusOr<Fields> Arrived(const Fields& f) {

@@ -199,7 +199,7 @@ absl::StatusOr<QuiesceResult> TestPeer::Quiesce(std::string_view peer, Duration 
   absl::StatusOr<Fields> answer = Call({"quiesce", std::string(peer), Nanoseconds(timeout)});
   if (!answer.ok()) return answer.status();
   return QuiesceResult{.quiet = answer->at(0) == "1",
-                       .token = std::strtoull(answer->at(1).c_str(), nullptr, 10),
+                       .token = QuiesceToken{std::strtoull(answer->at(1).c_str(), nullptr, 10)},
                        .pending = answer->at(2)};
 }
 

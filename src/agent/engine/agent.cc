@@ -119,12 +119,12 @@ absl::StatusOr<Transfer> Agent::Notify(std::string_view peer, std::string payloa
   return ToHandle(impl_->engine->Start(TransferKind::kNotify, peer, {}, std::move(with_payload)));
 }
 
-absl::Status Agent::RegisterKvCache(std::string_view name, const KvLayout& layout,
+absl::Status Agent::RegisterKvCache(const CacheName& name, const KvLayout& layout,
                                     std::span<const uint64_t> tensors) {
-  return impl_->engine->RegisterKvCache(name, layout, tensors);
+  return impl_->engine->RegisterKvCache(name.text, layout, tensors);
 }
-absl::Status Agent::DeregisterKvCache(std::string_view name) {
-  return impl_->engine->DeregisterKvCache(name);
+absl::Status Agent::DeregisterKvCache(const CacheName& name) {
+  return impl_->engine->DeregisterKvCache(name.text);
 }
 absl::StatusOr<Transfer> Agent::WriteBlocks(std::span<const std::string> group,
                                             const KvBlocks& blocks, const KvOptions& options) {
@@ -134,24 +134,24 @@ absl::StatusOr<Transfer> Agent::ReadBlocks(std::span<const std::string> group,
                                            const KvBlocks& blocks, const KvOptions& options) {
   return ToHandle(impl_->engine->StartBlocks(TransferKind::kRead, group, blocks, options));
 }
-absl::Status Agent::WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
+absl::Status Agent::WaitLayers(const CacheName& cache, const RequestName& request, uint32_t layers,
                                Duration timeout) {
-  return impl_->engine->WaitLayers(cache, request, layers, timeout);
+  return impl_->engine->WaitLayers(cache.text, request.text, layers, timeout);
 }
-absl::Status Agent::DropRequest(std::string_view cache, std::string_view request) {
-  return impl_->engine->DropRequest(cache, request);
+absl::Status Agent::DropRequest(const CacheName& cache, const RequestName& request) {
+  return impl_->engine->DropRequest(cache.text, request.text);
 }
 
-absl::Status Agent::LeaseBlocks(std::string_view cache, std::string_view lease,
+absl::Status Agent::LeaseBlocks(const CacheName& cache, const LeaseName& lease,
                                 std::span<const uint32_t> ids, Duration hold,
                                 std::string_view contents) {
-  return impl_->engine->LeaseBlocks(cache, lease, ids, hold, contents);
+  return impl_->engine->LeaseBlocks(cache.text, lease.text, ids, hold, contents);
 }
-absl::Status Agent::RenewLease(std::string_view lease, Duration hold) {
-  return impl_->engine->RenewLease(lease, hold);
+absl::Status Agent::RenewLease(const LeaseName& lease, Duration hold) {
+  return impl_->engine->RenewLease(lease.text, hold);
 }
-absl::Status Agent::ReleaseLease(std::string_view lease) {
-  return impl_->engine->ReleaseLease(lease);
+absl::Status Agent::ReleaseLease(const LeaseName& lease) {
+  return impl_->engine->ReleaseLease(lease.text);
 }
 std::optional<KvEvent> Agent::PollKvEvent() {
   return PollOne<KvEvent>(*impl_->engine, AgentEventKinds::kKv);
@@ -188,7 +188,7 @@ void Agent::OnNotification(std::function<void(Notification)> callback) {
 absl::StatusOr<QuiesceResult> Agent::Quiesce(const QuiesceScope& scope, Duration timeout) {
   return impl_->engine->Quiesce(scope, timeout);
 }
-absl::StatusOr<bool> Agent::IsQuiet(uint64_t token) { return impl_->engine->IsQuiet(token); }
+absl::StatusOr<bool> Agent::IsQuiet(QuiesceToken token) { return impl_->engine->IsQuiet(token); }
 
 absl::Status Agent::Drain(Duration timeout) { return impl_->engine->Drain(timeout); }
 

@@ -104,7 +104,7 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   absl::Status Watch(const TransferPtr& record, uint64_t user_word);
   Dispatcher& dispatcher() { return runtime_.dispatcher; }
   absl::StatusOr<QuiesceResult> Quiesce(const QuiesceScope& scope, Duration timeout);
-  absl::StatusOr<bool> IsQuiet(uint64_t token);
+  absl::StatusOr<bool> IsQuiet(QuiesceToken token);
   absl::Status Drain(Duration timeout);
 
   // Driven.

@@ -17,8 +17,8 @@ namespace {
 constexpr std::string_view kThisAgent = "this agent";
 
 absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
-  for (const auto& [what, name] :
-       {std::pair("KV request", &options.request), std::pair("KV lease", &options.lease)}) {
+  for (const auto& [what, name] : {std::pair("KV request", &options.request.text),
+                                   std::pair("KV lease", &options.lease.text)}) {
     if (name->empty()) continue;
     if (absl::Status named = CheckName(what, *name); !named.ok()) return named;
   }
@@ -85,9 +85,9 @@ TransferOptions OptionsOf(const KvOptions& options) {
 
 KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvShare& share,
                    uint64_t cache_id) {
-  return {.cache = std::string(blocks.cache),
+  return {.cache = blocks.cache.text,
           .cache_id = cache_id,
-          .request = options.request,
+          .request = options.request.text,
           .blocks_hash = HashBlocks(blocks.remote_ids, blocks.remote_first_token, blocks.tokens),
           .range = share.range,
           .has_notification = options.notification.has_value(),
@@ -99,7 +99,7 @@ LeasedRead FetchOf(const KvBlocks& blocks, const KvOptions& options, const KvLay
   // An owner that no rank reads from has one reader all the same: the rank that notifies it that
   // its blocks are not needed (Unread).
   const uint32_t readers = std::max(KvReaders(own, source.layout), 1u);
-  return {.lease = options.lease,
+  return {.lease = options.lease.text,
           .contents = options.lease_contents,
           .blocks_hash = HashLeased(source.id, blocks.remote_ids),
           .wait = options.lease_wait,
@@ -173,7 +173,7 @@ absl::StatusOr<TransferPtr> Engine::NewMember(TransferKind kind, const KvParties
     record.notice = Notice::kKvPart;
     // A hash collision between two requests costs only parallelism: their transfers to one peer are
     // sent one after the other.
-    record.layer_stream = HashRequest(blocks.cache, options.request);
+    record.layer_stream = HashRequest(blocks.cache.text, options.request.text);
     record.options.notification =
         Encode(PartOf(blocks, options, share, parties.theirs[share.rank]->id));
   }
@@ -189,7 +189,7 @@ absl::StatusOr<TransferPtr> Engine::StartBlocks(TransferKind kind,
   if (auto status = CheckNotDraining(); !status.ok()) return status;
   if (auto status = CheckKvOptions(kind, options); !status.ok()) return status;
   if (auto status = CheckOptions(OptionsOf(options)); !status.ok()) return status;
-  const auto parties = FindParties(group, blocks.cache);
+  const auto parties = FindParties(group, blocks.cache.text);
   if (!parties.ok()) return parties.status();
   const KvLayout& own = parties->own->layout;
   const auto asked = AskedFor(blocks, own.model());

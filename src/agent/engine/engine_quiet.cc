@@ -173,18 +173,19 @@ absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duratio
   const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
   auto waited = WaitFor(question->quiet.get(), quiet, deadline);
   if (!waited.ok()) return waited.status();
-  QuiesceResult result{.quiet = quiet(), .token = question->token};
+  QuiesceResult result{.quiet = quiet(), .token = QuiesceToken{question->token}};
   const absl::Status status = Call([&] {
     result.quiet = inbound_.IsQuiet(question->token).value_or(false);
     if (!result.quiet) result.pending = inbound_.Pending(question->token);
   });
   if (!status.ok()) return status;
-  if (result.quiet) result.token = 0;
+  if (result.quiet) result.token = QuiesceToken::kNone;
   return result;
 }
 
-absl::StatusOr<bool> Engine::IsQuiet(uint64_t token) {
-  return CallFor<absl::StatusOr<bool>>([&] { return inbound_.IsQuiet(token); });
+absl::StatusOr<bool> Engine::IsQuiet(QuiesceToken token) {
+  return CallFor<absl::StatusOr<bool>>(
+      [&] { return inbound_.IsQuiet(static_cast<uint64_t>(token)); });
 }
 
 }  // namespace kvxfer

@@ -9,7 +9,7 @@
 
 namespace kvxfer {
 
-KvMigration::KvMigration(Agent* agent, std::vector<std::string> group, std::string request,
+KvMigration::KvMigration(Agent* agent, std::vector<std::string> group, RequestName request,
                          KvOptions options)
     : agent_(agent),
       group_(std::move(group)),
@@ -21,7 +21,7 @@ KvMigration::~KvMigration() {
 }
 
 absl::Status KvMigration::Error() const {
-  return Annotate(error_, absl::StrCat("moving request ", request_));
+  return Annotate(error_, absl::StrCat("moving request ", request_.text));
 }
 
 absl::Status KvMigration::Send(const KvBlocks& blocks, uint64_t from, const KvOptions& options) {
@@ -56,7 +56,7 @@ absl::Status KvMigration::Copy(const KvBlocks& blocks) {
   // Without a request name: the target is notified of the rest only, which every rank sends after
   // these parts have arrived.
   KvOptions options = options_;
-  options.request.clear();
+  options.request = {};
   options.notification.reset();
   const uint64_t from = std::exchange(sent_, blocks.tokens);
   return Send(blocks, from, options);
@@ -74,7 +74,7 @@ absl::StatusOr<KvMigration::Switched> KvMigration::Switch(const KvBlocks& blocks
   const Time begun = Now();
   const Time end = After(timeout);
   if (blocks.tokens == 0 || blocks.tokens < sent_) {
-    return absl::InvalidArgumentError(absl::StrCat("moving request ", request_, ": it has ",
+    return absl::InvalidArgumentError(absl::StrCat("moving request ", request_.text, ": it has ",
                                                    blocks.tokens, " tokens, of which ", sent_,
                                                    " were sent"));
   }

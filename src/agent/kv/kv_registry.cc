@@ -108,8 +108,8 @@ void KvRegistry::Lose(std::string_view cache, std::string_view request, std::str
   ++lost_;
   Log(LogLevel::kInfo, "KV cache \"{}\": request {} is given up: {}", cache, request, why);
   events_->Push(KvEvent{.kind = KvEventKind::kRequestLost,
-                        .name = std::string(request),
-                        .cache = std::string(cache),
+                        .request = RequestName(request),
+                        .cache = CacheName(cache),
                         .why = std::string(why)});
 }
 

@@ -141,7 +141,8 @@ void LeaseService::Collect(Time now) {
     if (end == KvLeaseEnd::kExpired) {
       Log(LogLevel::kInfo, "KV lease {} expired before everyone had fetched", lease);
     }
-    events_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .name = std::move(lease), .end = end});
+    events_->Push(KvEvent{
+        .kind = KvEventKind::kLeaseEnded, .lease = LeaseName(std::move(lease)), .end = end});
   }
 }
 

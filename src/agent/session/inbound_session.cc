@@ -338,8 +338,8 @@ void InboundHub::DeliverPart(InboundSession& session, const ArrivalTracker::Deli
                                      .incarnation = session.initiator,
                                      .transfer = delivered.transfer,
                                      .payload = std::move(taken->notification).value_or(""),
-                                     .request = std::move(part->request),
-                                     .cache = std::move(part->cache)},
+                                     .request = RequestName(std::move(part->request)),
+                                     .cache = CacheName(std::move(part->cache))},
                         credit);
 }
 

@@ -29,7 +29,7 @@ namespace {
 
 constexpr const char* kCache = "kv";
 
-std::string RequestName(uint64_t request) { return absl::StrCat("request ", request); }
+std::string NameOfRequest(uint64_t request) { return absl::StrCat("request ", request); }
 
 // Thread-safety: one thread.
 class DemoRank {
@@ -84,7 +84,7 @@ class DemoRank {
     // K, then V, layer by layer, as the library expects them.
     std::vector<uint64_t> tensors;
     for (const PagedRegion& region : cache_.regions()) tensors.push_back(region.base);
-    return agent_->RegisterKvCache(kCache, *layout, tensors);
+    return agent_->RegisterKvCache(CacheName(kCache), *layout, tensors);
   }
 
   absl::Status Meet(const Json& message) {
@@ -125,38 +125,40 @@ class DemoRank {
     for (uint32_t i = 0; i < tables_.size(); ++i) {
       absl::StatusOr<Transfer> transfer = agent_->WriteBlocks(
           group_,
-          {.cache = kCache,
+          {.cache = CacheName(kCache),
            .local_ids = tables_[i],
            .remote_ids = (*remote)[i],
            .tokens = shard_.config.tokens},
-          {.request = RequestName(first_ + i), .deadline = shard_.config.timeout});
-      if (!transfer.ok()) return Annotate(transfer.status(), RequestName(first_ + i));
+          {.request = RequestName(NameOfRequest(first_ + i)), .deadline = shard_.config.timeout});
+      if (!transfer.ok()) return Annotate(transfer.status(), NameOfRequest(first_ + i));
       transfers.push_back(std::move(*transfer));
     }
     for (uint32_t i = 0; i < transfers.size(); ++i) {
       // The transfer's own deadline ends it before, and says why.
       absl::Status end = transfers[i].Wait(2 * shard_.config.timeout);
-      if (!end.ok()) return Annotate(end, RequestName(first_ + i));
+      if (!end.ok()) return Annotate(end, NameOfRequest(first_ + i));
     }
     return absl::OkStatus();
   }
 
   absl::StatusOr<Json> Await() {
     std::set<std::string> missing;
-    for (uint32_t i = 0; i < tables_.size(); ++i) missing.insert(RequestName(first_ + i));
+    for (uint32_t i = 0; i < tables_.size(); ++i) missing.insert(NameOfRequest(first_ + i));
     const Time end = Now() + shard_.config.timeout;
     while (!missing.empty()) {
       const absl::StatusOr<Notification> arrived =
           agent_->WaitNotification(std::max<Duration>(end - Now(), Duration::zero()));
       if (!arrived.ok()) {
         // The error of WaitLayers says which parts are missing.
-        const absl::Status why = agent_->WaitLayers(kCache, *missing.begin(),
-                                                    shard_.config.model.layers, Duration::zero());
+        const absl::Status why =
+            agent_->WaitLayers(CacheName(kCache), RequestName(*missing.begin()),
+                               shard_.config.model.layers, Duration::zero());
         return why.ok() ? arrived.status() : why;
       }
-      if (arrived->cache != kCache || missing.erase(arrived->request) == 0) {
-        return absl::InternalError(absl::StrCat("unexpected notification of '", arrived->request,
-                                                "' in cache '", arrived->cache, "'"));
+      if (arrived->cache.text != kCache || missing.erase(arrived->request.text) == 0) {
+        return absl::InternalError(absl::StrCat("unexpected notification of '",
+                                                arrived->request.text, "' in cache '",
+                                                arrived->cache.text, "'"));
       }
     }
     return Json{{"arrived_ns", static_cast<uint64_t>(MonotonicNanoseconds())}};

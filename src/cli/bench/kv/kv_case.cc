@@ -189,7 +189,7 @@ absl::StatusOr<Rank> Rank::Create(const Case& one, const Instance& instance, uin
   const auto region = made.agent_->RegisterMemory(made.memory_.span(), Access::kReadWrite);
   if (!region.ok()) return Annotate(region.status(), name);
   const absl::Status status =
-      made.agent_->RegisterKvCache(kCacheName, *layout, TensorsAt(*layout, made.base()));
+      made.agent_->RegisterKvCache(CacheName(kCacheName), *layout, TensorsAt(*layout, made.base()));
   if (!status.ok()) return Annotate(status, name);
   return made;
 }

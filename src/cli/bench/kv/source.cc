@@ -97,7 +97,7 @@ absl::StatusOr<Transfer> Source::WritePlain(const Share& share, const PlainBlock
 }
 
 KvBlocks Source::Blocks(uint64_t first_token, uint64_t tokens) const {
-  return {.cache = kCacheName,
+  return {.cache = CacheName(kCacheName),
           .local_ids = local_ids_,
           .remote_ids = remote_ids_,
           .local_first_token = first_token,
@@ -110,7 +110,7 @@ absl::Status Source::Post(const std::string& request, uint32_t first_layer, uint
   KvBlocks blocks = Blocks(0, one_->tokens);
   blocks.first_layer = first_layer;
   blocks.layers = layers;
-  const KvOptions options{.request = request, .deadline = kPatience, .ready = ready};
+  const KvOptions options{.request = RequestName(request), .deadline = kPatience, .ready = ready};
   for (const Rank& rank : ranks_) {
     auto transfer = rank.agent().WriteBlocks(group_, blocks, options);
     if (!transfer.ok()) return Annotate(transfer.status(), rank.agent().name());

@@ -85,7 +85,7 @@ class Target {
     for (const uint32_t rank : live_) {
       const Agent& agent = ranks_[rank].agent();
       const absl::Status status = ranks_[rank].agent().WaitLayers(
-          kCacheName, request, static_cast<uint32_t>(*layers), kPatience);
+          CacheName(kCacheName), RequestName(request), static_cast<uint32_t>(*layers), kPatience);
       if (!status.ok()) return Annotate(status, agent.name());
     }
     return Json{{"at", MonotonicNanoseconds()}};
@@ -94,7 +94,7 @@ class Target {
   absl::Status Forget(const std::string& request) const {
     for (const uint32_t rank : live_) {
       Agent& agent = ranks_[rank].agent();
-      const absl::Status status = agent.DropRequest(kCacheName, request);
+      const absl::Status status = agent.DropRequest(CacheName(kCacheName), RequestName(request));
       // A request that is complete need not be dropped.
       if (!status.ok() && !absl::IsFailedPrecondition(status)) {
         return Annotate(status, agent.name());

@@ -43,7 +43,7 @@ class EventQueueTest : public ::testing::Test {
     queue_->PushEnd(EndedTransfer(), lane, word);
   }
   void LoseRequest(const std::string& name) {
-    queue_->Push(KvEvent{.kind = KvEventKind::kRequestLost, .name = name});
+    queue_->Push(KvEvent{.kind = KvEventKind::kRequestLost, .request = RequestName(name)});
   }
   // All events of `kinds`, each as a text.
   std::vector<std::string> Poll(Kinds kinds, size_t most = 100) {
@@ -57,7 +57,7 @@ class EventQueueTest : public ::testing::Test {
     if (auto* n = std::get_if<Notification>(&event)) return n->payload;
     if (auto* end = std::get_if<TransferEnd>(&event)) return std::to_string(end->user_word);
     if (auto* peer = std::get_if<PeerEvent>(&event)) return peer->peer;
-    if (auto* kv = std::get_if<KvEvent>(&event)) return kv->name;
+    if (auto* kv = std::get_if<KvEvent>(&event)) return kv->lease.text + kv->request.text;
     return "nothing";
   }
   int Fd(Kinds kinds) {
@@ -77,9 +77,9 @@ TEST_F(EventQueueTest, KeepsTheOrderOverAllKinds) {
   Notify("one");
   End(2);
   queue_->Push(PeerEvent{.peer = "three"});
-  queue_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .name = "four"});
+  queue_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .lease = LeaseName("four")});
   LoseRequest("five");
-  queue_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .name = "six"});
+  queue_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .lease = LeaseName("six")});
   End(7);
   Notify("eight");
   EXPECT_EQ(Poll(Kinds::kAll, 3), (Texts{"one", "2", "three"}));
@@ -151,7 +151,7 @@ TEST_F(EventQueueTest, DropsTheOldestBeyondItsBounds) {
   ASSERT_EQ(peers.size(), EventQueue::kMaxPeerEvents);
   EXPECT_EQ(peers.front(), "2");
 
-  queue_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .name = "kept"});
+  queue_->Push(KvEvent{.kind = KvEventKind::kLeaseEnded, .lease = LeaseName("kept")});
   for (size_t i = 0; i < EventQueue::kMaxLostRequests + 2; ++i) LoseRequest(std::to_string(i));
   EXPECT_EQ(queue_->ended_leases(), 1u);
   const Texts kv = Poll(Kinds::kKv, EventQueue::kMaxLostRequests + 10);

@@ -32,7 +32,7 @@ class BadKvInput : public ::testing::Test {
 
   Agent& agent() { return prefill_.ranks[0]->agent(); }
   static KvBlocks Blocks() {
-    return {.cache = "kv", .local_ids = kIds, .remote_ids = kIds, .tokens = 48};
+    return {.cache = CacheName("kv"), .local_ids = kIds, .remote_ids = kIds, .tokens = 48};
   }
   absl::Status Write(const KvBlocks& blocks, const KvOptions& options = {}) {
     return agent().WriteBlocks(decode_.names, blocks, options).status();
@@ -71,7 +71,7 @@ TEST_F(BadKvInput, AnotherModel) {
 
 TEST_F(BadKvInput, BlocksAndLayers) {
   KvBlocks blocks = Blocks();
-  blocks.cache = "nope";
+  blocks.cache = CacheName("nope");
   EXPECT_TRUE(Fails(Write(blocks), kNotFound, {"this agent", "\"nope\""}));
   blocks = Blocks();
   blocks.tokens = 0;
@@ -101,13 +101,14 @@ TEST_F(BadKvInput, BlocksAndLayers) {
 }
 
 TEST_F(BadKvInput, Options) {
-  EXPECT_TRUE(Fails(Write(Blocks(), {.request = std::string(256, 'r')}), kInvalid, {"255"}));
-  EXPECT_TRUE(Fails(Write(Blocks(), {.notification = "x"}), kInvalid, {"request"}));
-  EXPECT_TRUE(Fails(Write(Blocks(), {.lease = "l"}), kInvalid, {"lease"}));
-  EXPECT_TRUE(Fails(Read(Blocks(), {.request = "r"}), kInvalid, {"request"}));
   EXPECT_TRUE(
-      Fails(Write(Blocks(),
-                  {.request = "r", .notification = std::string(kMaxKvNotificationBytes + 1, 'n')}),
+      Fails(Write(Blocks(), {.request = RequestName(std::string(256, 'r'))}), kInvalid, {"255"}));
+  EXPECT_TRUE(Fails(Write(Blocks(), {.notification = "x"}), kInvalid, {"request"}));
+  EXPECT_TRUE(Fails(Write(Blocks(), {.lease = LeaseName("l")}), kInvalid, {"lease"}));
+  EXPECT_TRUE(Fails(Read(Blocks(), {.request = RequestName("r")}), kInvalid, {"request"}));
+  EXPECT_TRUE(
+      Fails(Write(Blocks(), {.request = RequestName("r"),
+                             .notification = std::string(kMaxKvNotificationBytes + 1, 'n')}),
             kInvalid, {"32769"}));
   EXPECT_TRUE(Fails(Write(Blocks(), {.deadline = Duration::zero()}), kInvalid, {"deadline"}));
   EXPECT_TRUE(Fails(Write(Blocks(), {.backend = "pigeon"}), kInvalid, {"pigeon"}));
@@ -122,7 +123,7 @@ TEST_F(BadKvInput, Registrations) {
   std::vector<uint64_t> tensors;
   for (uint64_t i = 0; i < 4; ++i) tensors.push_back(memory.address() + i * 65536);
   const auto add = [&](std::string_view name) {
-    return agent().RegisterKvCache(name, layout, tensors);
+    return agent().RegisterKvCache(CacheName(name), layout, tensors);
   };
   EXPECT_TRUE(Fails(add("mine"), kInvalid, {"mine KV cache", "tensor 0"})) << "not in a region";
   ASSERT_OK_AND_ASSIGN(const RegionId region,
@@ -139,8 +140,8 @@ TEST_F(BadKvInput, Registrations) {
   EXPECT_OK(add("mine"));
   EXPECT_TRUE(Fails(agent().DeregisterMemory(region, kAmple), absl::StatusCode::kFailedPrecondition,
                     {"\"mine\"", "deregister the cache"}));
-  EXPECT_TRUE(Fails(agent().DeregisterKvCache("yours"), kNotFound, {"\"yours\""}));
-  EXPECT_OK(agent().DeregisterKvCache("mine"));
+  EXPECT_TRUE(Fails(agent().DeregisterKvCache(CacheName("yours")), kNotFound, {"\"yours\""}));
+  EXPECT_OK(agent().DeregisterKvCache(CacheName("mine")));
   EXPECT_OK(agent().DeregisterMemory(region, kAmple));
   size_t more = 1;
   ASSERT_OK_AND_ASSIGN(const RegionId again,
@@ -151,29 +152,37 @@ TEST_F(BadKvInput, Registrations) {
 }
 
 TEST_F(BadKvInput, WaitsAndLeases) {
-  EXPECT_TRUE(Fails(agent().WaitLayers("nope", "r", 1, kAmple), kNotFound, {"\"nope\""}));
-  EXPECT_TRUE(Fails(agent().WaitLayers("kv", "r", 5, kAmple), kInvalid, {"5 layers", "has 4"}));
-  EXPECT_TRUE(Fails(agent().DropRequest("nope", "r"), kNotFound, {"\"nope\""}));
-  ASSERT_OK(agent().DropRequest("kv", "never begun"));
-  EXPECT_TRUE(Fails(agent().WaitLayers("kv", "never begun", 1, kAmple), absl::StatusCode::kAborted,
-                    {"never begun", "given up"}));
+  EXPECT_TRUE(Fails(agent().WaitLayers(CacheName("nope"), RequestName("r"), 1, kAmple), kNotFound,
+                    {"\"nope\""}));
+  EXPECT_TRUE(Fails(agent().WaitLayers(CacheName("kv"), RequestName("r"), 5, kAmple), kInvalid,
+                    {"5 layers", "has 4"}));
+  EXPECT_TRUE(
+      Fails(agent().DropRequest(CacheName("nope"), RequestName("r")), kNotFound, {"\"nope\""}));
+  ASSERT_OK(agent().DropRequest(CacheName("kv"), RequestName("never begun")));
+  EXPECT_TRUE(Fails(agent().WaitLayers(CacheName("kv"), RequestName("never begun"), 1, kAmple),
+                    absl::StatusCode::kAborted, {"never begun", "given up"}));
 
   const std::vector<uint32_t> beyond = {8};
-  EXPECT_TRUE(Fails(agent().LeaseBlocks("kv", "l", beyond, kAmple), kInvalid, {"block 8", "8"}));
-  EXPECT_TRUE(Fails(agent().LeaseBlocks("kv", "l", {}, kAmple), kInvalid, {"no blocks"}));
-  EXPECT_TRUE(Fails(agent().LeaseBlocks("kv", "l", kIds, Duration::zero()), kInvalid, {"time"}));
-  EXPECT_TRUE(Fails(agent().LeaseBlocks("kv", "", kIds, kAmple), kInvalid, {"name"}));
-  EXPECT_TRUE(Fails(agent().LeaseBlocks("nope", "l", kIds, kAmple), kNotFound, {"\"nope\""}));
-  EXPECT_TRUE(Fails(agent().RenewLease("l", kAmple), kNotFound, {"lease l"}));
-  EXPECT_TRUE(Fails(agent().ReleaseLease("l"), kNotFound, {"lease l"}));
-  ASSERT_OK(agent().LeaseBlocks("kv", "l", kIds, kAmple));
-  EXPECT_TRUE(Fails(agent().LeaseBlocks("kv", "l", kIds, kAmple), absl::StatusCode::kAlreadyExists,
-                    {"lease l"}));
-  EXPECT_OK(agent().RenewLease("l", kAmple));
-  EXPECT_OK(agent().ReleaseLease("l"));
+  EXPECT_TRUE(Fails(agent().LeaseBlocks(CacheName("kv"), LeaseName("l"), beyond, kAmple), kInvalid,
+                    {"block 8", "8"}));
+  EXPECT_TRUE(Fails(agent().LeaseBlocks(CacheName("kv"), LeaseName("l"), {}, kAmple), kInvalid,
+                    {"no blocks"}));
+  EXPECT_TRUE(Fails(agent().LeaseBlocks(CacheName("kv"), LeaseName("l"), kIds, Duration::zero()),
+                    kInvalid, {"time"}));
+  EXPECT_TRUE(
+      Fails(agent().LeaseBlocks(CacheName("kv"), LeaseName(""), kIds, kAmple), kInvalid, {"name"}));
+  EXPECT_TRUE(Fails(agent().LeaseBlocks(CacheName("nope"), LeaseName("l"), kIds, kAmple), kNotFound,
+                    {"\"nope\""}));
+  EXPECT_TRUE(Fails(agent().RenewLease(LeaseName("l"), kAmple), kNotFound, {"lease l"}));
+  EXPECT_TRUE(Fails(agent().ReleaseLease(LeaseName("l")), kNotFound, {"lease l"}));
+  ASSERT_OK(agent().LeaseBlocks(CacheName("kv"), LeaseName("l"), kIds, kAmple));
+  EXPECT_TRUE(Fails(agent().LeaseBlocks(CacheName("kv"), LeaseName("l"), kIds, kAmple),
+                    absl::StatusCode::kAlreadyExists, {"lease l"}));
+  EXPECT_OK(agent().RenewLease(LeaseName("l"), kAmple));
+  EXPECT_OK(agent().ReleaseLease(LeaseName("l")));
   ASSERT_TRUE(agent().PollKvEvent().has_value());
-  EXPECT_TRUE(Fails(agent().RenewLease("l", kAmple), absl::StatusCode::kFailedPrecondition,
-                    {"lease l", "released"}));
+  EXPECT_TRUE(Fails(agent().RenewLease(LeaseName("l"), kAmple),
+                    absl::StatusCode::kFailedPrecondition, {"lease l", "released"}));
 }
 
 // A request of which parts contradict each other is never told: who wrote the part learns why, so
@@ -181,7 +190,8 @@ TEST_F(BadKvInput, WaitsAndLeases) {
 TEST_F(BadKvInput, PartsThatDoNotGoTogether) {
   KvNode& target = *decode_.ranks[0];
   const auto write = [&](const KvBlocks& blocks, const std::string& request) {
-    const auto transfer = agent().WriteBlocks(decode_.names, blocks, {.request = request});
+    const auto transfer =
+        agent().WriteBlocks(decode_.names, blocks, {.request = RequestName(request)});
     if (!transfer.ok()) return transfer.status();
     const absl::Status end = transfer->Wait(kAmple);
     EXPECT_EQ(transfer->delivery(), end.ok() ? Delivery::kDelivered : Delivery::kNotDelivered);
@@ -195,23 +205,23 @@ TEST_F(BadKvInput, PartsThatDoNotGoTogether) {
   half.first_layer = 2;
   half.remote_ids = others;
   EXPECT_TRUE(Fails(write(half, "r"), kRefused, {"d-0", "request r", "other blocks"}));
-  EXPECT_TRUE(Fails(target.agent().WaitLayers("kv", "r", 4, kAmple), absl::StatusCode::kAborted,
-                    {"request r", "given up"}));
+  EXPECT_TRUE(Fails(target.agent().WaitLayers(CacheName("kv"), RequestName("r"), 4, kAmple),
+                    absl::StatusCode::kAborted, {"request r", "given up"}));
   EXPECT_FALSE(target.agent().PollNotification().has_value());
   const std::optional<KvEvent> event = target.agent().PollKvEvent();
   ASSERT_TRUE(event.has_value());
   EXPECT_EQ(event->kind, KvEventKind::kRequestLost);
-  EXPECT_EQ(event->name, "r");
-  EXPECT_EQ(event->cache, "kv");
+  EXPECT_EQ(event->request, RequestName("r"));
+  EXPECT_EQ(event->cache, CacheName("kv"));
   EXPECT_NE(event->why.find("other blocks"), std::string::npos);
   // Twice the same.
   ASSERT_OK(write(Blocks(), "s"));
   ASSERT_OK_AND_ASSIGN(const Notification told, target.agent().WaitNotification(kAmple));
-  EXPECT_EQ(told.request, "s");
+  EXPECT_EQ(told.request, RequestName("s"));
   EXPECT_TRUE(Fails(write(Blocks(), "s"), kRefused, {"d-0", "request s", "after its end"}));
   EXPECT_FALSE(target.agent().PollNotification().has_value());
   // Into a cache that is no more.
-  ASSERT_OK(target.agent().DeregisterKvCache("kv"));
+  ASSERT_OK(target.agent().DeregisterKvCache(CacheName("kv")));
   EXPECT_TRUE(Fails(write(Blocks(), "t"), kRefused, {"d-0", "no KV cache"}));
   ASSERT_OK_AND_ASSIGN(const KvCounts counts, target.agent().CountKv());
   EXPECT_EQ(counts.requests_whole, 1u);
@@ -223,7 +233,7 @@ TEST_F(BadKvInput, ANotificationWithAnyPart) {
   KvBlocks layer = Blocks();
   layer.layers = 1;
   for (layer.first_layer = 0; layer.first_layer < 4; ++layer.first_layer) {
-    KvOptions options{.request = "r"};
+    KvOptions options{.request = RequestName("r")};
     if (layer.first_layer % 2 == 0) options.notification = std::to_string(layer.first_layer);
     const auto transfer = agent().WriteBlocks(decode_.names, layer, options);
     ASSERT_OK(transfer);
@@ -240,12 +250,15 @@ TEST(KvRequests, AreGivenUpWhenNothingMoreComes) {
                          o.kv_request_timeout = std::chrono::milliseconds(50);
                        }));
   ASSERT_OK(Introduce(prefill, decode));
-  const KvBlocks blocks{.cache = "kv", .local_ids = kIds, .remote_ids = kIds, .tokens = 48};
-  ASSERT_OK_AND_ASSIGN(const Transfer half, prefill.ranks[0]->agent().WriteBlocks(
-                                                decode.names, blocks, {.request = "r"}));
+  const KvBlocks blocks{
+      .cache = CacheName("kv"), .local_ids = kIds, .remote_ids = kIds, .tokens = 48};
+  ASSERT_OK_AND_ASSIGN(
+      const Transfer half,
+      prefill.ranks[0]->agent().WriteBlocks(decode.names, blocks, {.request = RequestName("r")}));
   ASSERT_OK(half.Wait(kAmple));
-  EXPECT_TRUE(Fails(decode.ranks[0]->agent().WaitLayers("kv", "r", 4, kAmple),
-                    absl::StatusCode::kAborted, {"request r", "given up"}));
+  EXPECT_TRUE(
+      Fails(decode.ranks[0]->agent().WaitLayers(CacheName("kv"), RequestName("r"), 4, kAmple),
+            absl::StatusCode::kAborted, {"request r", "given up"}));
   ASSERT_OK_AND_ASSIGN(const KvCounts counts, decode.ranks[0]->agent().CountKv());
   EXPECT_EQ(counts.requests_lost, 1u);
   EXPECT_FALSE(decode.ranks[0]->agent().PollNotification().has_value());
