@@ -31,14 +31,14 @@ KvBlocks ToBlocks(const std::string& cache, const Ids& local_ids, const Ids& rem
 KvOptions ToKvOptions(const py::object& notification, double deadline, int priority,
                       const std::string& backend, const ReadyFlag* ready, const StreamOrder& after,
                       std::optional<uint64_t> user_word) {
-  return {.notification = ToPayload(notification, "notification"),
-          .deadline = ToDuration(deadline, "deadline"),
-          .priority = priority,
-          .backend = backend,
-          .ready = ready == nullptr ? nullptr : &ready->value,
-          .after = after.stream,
-          .after_event = after.event,
-          .user_word = user_word};
+  return {.transfer = {.notification = ToPayload(notification, "notification"),
+                       .deadline = ToDuration(deadline, "deadline"),
+                       .priority = priority,
+                       .backend = backend,
+                       .ready = ready == nullptr ? nullptr : &ready->value,
+                       .after = after.stream,
+                       .after_event = after.event,
+                       .user_word = user_word}};
 }
 
 TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& group,

@@ -106,8 +106,9 @@ kvxfer::KvBlocks Worker::BlocksOf(const Command& command, const Range& range) {
 // What this rank has of these layers, to whichever ranks of the target need it.
 absl::StatusOr<kvxfer::Transfer> Worker::Write(const Command& command, const Range& range,
                                                const Handover* handover) {
-  kvxfer::KvOptions options{.request = kvxfer::RequestName(command.request), .deadline = kDeadline};
-  if (handover != nullptr) options.notification = handover->ToPayload();
+  kvxfer::KvOptions options{.request = kvxfer::RequestName(command.request),
+                            .transfer = {.deadline = kDeadline}};
+  if (handover != nullptr) options.transfer.notification = handover->ToPayload();
   return agent_->WriteBlocks(command.target.group, BlocksOf(command, range), options);
 }
 
@@ -192,7 +193,8 @@ absl::Status Worker::Continue(const Command& command, Handover& at, Reply& reply
   PagedRequest request(cache_, command.blocks);
   const Shard shard = OwnShard();
   kvxfer::KvMigration move(agent_.get(), command.target.group,
-                           kvxfer::RequestName(command.request + kMoved), {.deadline = kDeadline});
+                           kvxfer::RequestName(command.request + kMoved),
+                           {.transfer = {.deadline = kDeadline}});
   const bool moves = !command.target.group.empty();
   uint32_t copies = 0;
   while (at.cached + 1 < command.most_tokens) {

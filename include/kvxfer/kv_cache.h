@@ -18,7 +18,6 @@
 #ifndef KVXFER_KV_CACHE_H_
 #define KVXFER_KV_CACHE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -27,6 +26,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "kvxfer/transfer.h"
 #include "kvxfer/types.h"
 
 namespace kvxfer {
@@ -63,10 +63,6 @@ struct KvOptions {
   // attempt; a retry uses another name. At most kMaxNameBytes; empty: the target gets no
   // notification.
   RequestName request{};
-  // WriteBlocks: the payload of that notification. If several calls give one, the target gets that
-  // of the call whose data arrived last.
-  // ReadBlocks: delivered to each rank that data was read from, after all of it has been read.
-  std::optional<std::string> notification{};
   // ReadBlocks: the owners hold the blocks under this lease (Agent::LeaseBlocks), and remote_ids
   // are the lease's ids. The transfer is done only after each owner has confirmed, after the last
   // byte, that the lease held throughout; this worker then no longer needs the lease.
@@ -82,14 +78,14 @@ struct KvOptions {
   // pipeline stages must give a number (InvalidArgument).
   uint32_t lease_readers = 0;
 
-  // As in TransferOptions.
-  Duration deadline = std::chrono::seconds(30);
-  int priority = 0;
-  std::string backend{};
-  const std::atomic<uint32_t>* ready = nullptr;
-  std::optional<CudaStream> after{};
-  uint64_t after_event = 0;
-  std::optional<uint64_t> user_word{};  // one event for the whole transfer
+  // As for any transfer, with these differences.
+  // notification: at most kMaxKvNotificationBytes.
+  //   WriteBlocks: the payload of the request's notification. If several calls give one, the target
+  //   gets that of the call whose data arrived last.
+  //   ReadBlocks: delivered to each rank that data was read from, after all of it has been read.
+  // order: ignored; a rank counts what arrives in whatever order.
+  // user_word: one event for the group, however many ranks it has.
+  TransferOptions transfer{};
 };
 
 enum class KvLeaseEnd : uint8_t {

@@ -32,8 +32,8 @@ namespace kvxfer {
 
 class KvMigration {
  public:
-  // `request`: as KvOptions::request, a name for this attempt. The request and the notification in
-  // `options` are ignored.
+  // `request`: as KvOptions::request, a name for this attempt. The request, the notification and
+  // the user word in `options` are ignored.
   KvMigration(Agent* agent, std::vector<std::string> group, RequestName request,
               KvOptions options = {});
   // Cancels the transfers in progress.

@@ -261,7 +261,8 @@ TEST_F(AgentCudaStreamHost, AGroupWaitsForOneStream) {
   ASSERT_OK_AND_ASSIGN(
       const Transfer transfer,
       a.ranks[0]->agent().WriteBlocks(
-          b.names, blocks, {.request = RequestName("r"), .deadline = kAmple, .after = stream}));
+          b.names, blocks,
+          {.request = RequestName("r"), .transfer = {.deadline = kAmple, .after = stream}}));
   cuda_driver::LiveObjects during;
   FindHooks()->kvxfer_standin_live(&during);
   EXPECT_EQ(during.events, before.events + 1);

@@ -73,7 +73,8 @@ KvBlocks Blocks(const KvPlace& local, const KvPlace& remote) {
 }
 
 KvOptions Request(std::string name) {
-  return {.request = RequestName(std::move(name)), .notification = "what for", .deadline = kAmple};
+  return {.request = RequestName(std::move(name)),
+          .transfer = {.notification = "what for", .deadline = kAmple}};
 }
 
 class AgentKv : public ::testing::TestWithParam<Flavour> {};
@@ -122,9 +123,9 @@ TEST_P(AgentKv, ReadsBetweenUnlikeInstances) {
     for (const auto& rank : prefill.ranks) rank->Fill(c.from, 1);
     std::vector<Transfer> transfers;
     for (const auto& rank : decode.ranks) {
-      ASSERT_OK_AND_ASSIGN(
-          transfers.emplace_back(),
-          rank->agent().ReadBlocks(prefill.names, Blocks(c.to, c.from), {.deadline = kAmple}));
+      ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
+                           rank->agent().ReadBlocks(prefill.names, Blocks(c.to, c.from),
+                                                    {.transfer = {.deadline = kAmple}}));
     }
     for (const Transfer& transfer : transfers) ASSERT_OK(transfer.Wait(kAmple));
     for (const auto& rank : decode.ranks) EXPECT_TRUE(rank->Holds(c.to, 1));
@@ -189,7 +190,7 @@ TEST_P(AgentKv, EveryRequestIsToldOnce) {
         blocks.first_layer = (layer + r) % kPlain.layers;
         blocks.layers = 1;
         KvOptions options = Request(std::to_string(r));
-        options.priority = static_cast<int>(r % 3);
+        options.transfer.priority = static_cast<int>(r % 3);
         ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
                              rank->agent().WriteBlocks(decode.names, blocks, options));
       }
@@ -223,9 +224,10 @@ TEST_P(AgentKv, ALeaseHoldsUntilEveryoneHasFetched) {
   ASSERT_OK(owner.agent().LeaseBlocks(CacheName("kv"), LeaseName("r"), from.ids, kAmple));
   for (const auto& rank : decode.ranks) {
     EXPECT_FALSE(owner.agent().PollKvEvent().has_value());
-    ASSERT_OK_AND_ASSIGN(const Transfer transfer,
-                         rank->agent().ReadBlocks(prefill.names, Blocks(to, from),
-                                                  {.lease = LeaseName("r"), .deadline = kAmple}));
+    ASSERT_OK_AND_ASSIGN(
+        const Transfer transfer,
+        rank->agent().ReadBlocks(prefill.names, Blocks(to, from),
+                                 {.lease = LeaseName("r"), .transfer = {.deadline = kAmple}}));
     ASSERT_OK(transfer.Wait(kAmple));
     EXPECT_TRUE(rank->Holds(to, 1));
   }
@@ -238,9 +240,10 @@ TEST_P(AgentKv, ALeaseHoldsUntilEveryoneHasFetched) {
   EXPECT_EQ(event->end, KvLeaseEnd::kConsumed);
   // Whoever comes later gets no bytes as good ones.
   owner.Fill(from, 7);
-  ASSERT_OK_AND_ASSIGN(const Transfer late, decode.ranks[0]->agent().ReadBlocks(
-                                                prefill.names, Blocks(to, from),
-                                                {.lease = LeaseName("r"), .deadline = kAmple}));
+  ASSERT_OK_AND_ASSIGN(const Transfer late,
+                       decode.ranks[0]->agent().ReadBlocks(
+                           prefill.names, Blocks(to, from),
+                           {.lease = LeaseName("r"), .transfer = {.deadline = kAmple}}));
   EXPECT_TRUE(Fails(late.Wait(kAmple), absl::StatusCode::kFailedPrecondition,
                     {"p-0", "lease r", "consumed"}));
   ASSERT_OK_AND_ASSIGN(const KvCounts counts, owner.agent().CountKv());
@@ -262,9 +265,10 @@ TEST_P(AgentKv, OwnersThatNobodyReadsAreToldSo) {
     rank->Fill(place, 1);
     ASSERT_OK(rank->agent().LeaseBlocks(CacheName("kv"), LeaseName("r"), place.ids, kAmple));
   }
-  ASSERT_OK_AND_ASSIGN(const Transfer transfer, decode.ranks[0]->agent().ReadBlocks(
-                                                    prefill.names, Blocks(place, place),
-                                                    {.lease = LeaseName("r"), .deadline = kAmple}));
+  ASSERT_OK_AND_ASSIGN(const Transfer transfer,
+                       decode.ranks[0]->agent().ReadBlocks(
+                           prefill.names, Blocks(place, place),
+                           {.lease = LeaseName("r"), .transfer = {.deadline = kAmple}}));
   ASSERT_OK(transfer.Wait(kAmple));
   EXPECT_TRUE(decode.ranks[0]->Holds(place, 1));
   for (const auto& rank : prefill.ranks) {
@@ -285,7 +289,8 @@ TEST_P(AgentKv, LeasesThatDoNotHoldFailTheFetch) {
   ASSERT_OK(Introduce(decode, prefill));
   const auto fetch = [&](const std::string& lease, const KvPlace& what) {
     auto transfer = decode.ranks[0]->agent().ReadBlocks(
-        prefill.names, Blocks(to, what), {.lease = LeaseName(lease), .deadline = kAmple});
+        prefill.names, Blocks(to, what),
+        {.lease = LeaseName(lease), .transfer = {.deadline = kAmple}});
     return transfer.ok() ? transfer->Wait(kAmple) : transfer.status();
   };
   constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
@@ -337,7 +342,7 @@ TEST_P(AgentKv, ALeaseIsReadByThoseWhoSayWhatItHolds) {
   const auto fetch = [&](const std::string& lease, const std::string& contents) {
     auto transfer = reader.agent().ReadBlocks(
         prefill.names, Blocks(to, from),
-        {.lease = LeaseName(lease), .lease_contents = contents, .deadline = kAmple});
+        {.lease = LeaseName(lease), .lease_contents = contents, .transfer = {.deadline = kAmple}});
     return transfer.ok() ? transfer->Wait(kAmple) : transfer.status();
   };
   const std::string longest(255, 'c');
@@ -377,7 +382,7 @@ TEST_P(AgentKv, AReadWaitsForTheGrant) {
                                      {.lease = LeaseName(lease),
                                       .lease_contents = contents,
                                       .lease_wait = wait,
-                                      .deadline = kAmple});
+                                      .transfer = {.deadline = kAmple}});
   };
   for (const auto& rank : prefill.ranks) rank->Fill(from, 1);
   const auto grant = [&](size_t rank, const std::string& lease) {
@@ -447,7 +452,7 @@ TEST_P(AgentKv, LeasesThatRunOutWhileTheyAreFetched) {
       std::this_thread::sleep_for(late);
       const auto transfer = reader.agent().ReadBlocks(
           prefill.names, Blocks(to, from),
-          {.lease = LeaseName(lease), .lease_readers = 2, .deadline = kAmple});
+          {.lease = LeaseName(lease), .lease_readers = 2, .transfer = {.deadline = kAmple}});
       ASSERT_OK(transfer);
       const absl::Status end = transfer->Wait(kAmple);
       if (end.ok()) {
@@ -481,7 +486,7 @@ TEST_P(AgentKv, AGroupEndsWhenEachOfItsPartsHas) {
     source.Fill(from, 1);
     decode.ranks[2]->Kill();
     KvOptions options = Request("r");
-    options.deadline = std::chrono::milliseconds(500);
+    options.transfer.deadline = std::chrono::milliseconds(500);
     ASSERT_OK_AND_ASSIGN(const Transfer transfer,
                          source.agent().WriteBlocks(decode.names, Blocks(from, to), options));
     const absl::Status end = transfer.Wait(kAmple);
@@ -514,7 +519,7 @@ TEST_P(AgentKv, ARunningRequestMoves) {
   std::vector<std::unique_ptr<KvMigration>> moves;
   for (const auto& rank : a.ranks) {
     moves.push_back(std::make_unique<KvMigration>(&rank->agent(), b.names, RequestName("r"),
-                                                  KvOptions{.deadline = kAmple}));
+                                                  KvOptions{.transfer = {.deadline = kAmple}}));
   }
   for (const uint64_t tokens : {uint64_t{1}, uint64_t{35}, uint64_t{36}, uint64_t{70}}) {
     from.tokens = to.tokens = tokens;
@@ -553,7 +558,7 @@ TEST_P(AgentKv, AMigrationThatFailedStaysFailed) {
   ASSERT_OK(Introduce(a, b));
   const std::atomic<uint32_t> never{0};
   KvMigration move(&a.ranks[0]->agent(), b.names, RequestName("r"),
-                   {.deadline = kAmple, .ready = &never});
+                   {.transfer = {.deadline = kAmple, .ready = &never}});
   KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
   KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
   ASSERT_OK(move.Copy(Blocks(from, to)));
@@ -577,7 +582,7 @@ TEST_P(AgentKv, ASwitchThatWasTooLateIsOver) {
   ASSERT_OK(Introduce(a, b));
   std::atomic<uint32_t> ready{0};
   KvMigration move(&a.ranks[0]->agent(), b.names, RequestName("r"),
-                   {.deadline = kAmple, .ready = &ready});
+                   {.transfer = {.deadline = kAmple, .ready = &ready}});
   const KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
   const KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
   EXPECT_TRUE(Fails(move.Switch(Blocks(from, to), "token", std::chrono::milliseconds(50)),
@@ -600,7 +605,7 @@ TEST_P(AgentKv, ASwitchThatWaitsTooLongForACopyIsOver) {
   ASSERT_OK_AND_ASSIGN(KvNodes b, KvNodes::Create(GetParam(), "b", kPlain, {.tp = 1}));
   ASSERT_OK(Introduce(a, b));
   KvMigration move(&a.ranks[0]->agent(), b.names, RequestName("r"),
-                   {.deadline = kAmple, .ready = &ready});
+                   {.transfer = {.deadline = kAmple, .ready = &ready}});
   const KvPlace from{.ids = {5, 0, 3}, .tokens = 20};
   const KvPlace to{.ids = {2, 7, 4}, .tokens = 20};
   ASSERT_OK(move.Copy(Blocks(from, to)));
@@ -618,9 +623,9 @@ TEST_P(AgentKv, AGroupHasOneEnd) {
   ASSERT_OK(Introduce(prefill, decode));
   Agent& agent = prefill.ranks[0]->agent();
   for (const uint64_t word : {7, 8}) {
-    ASSERT_OK_AND_ASSIGN(
-        const Transfer written,
-        agent.WriteBlocks(decode.names, Blocks(from, to), {.deadline = kAmple, .user_word = word}));
+    ASSERT_OK_AND_ASSIGN(const Transfer written,
+                         agent.WriteBlocks(decode.names, Blocks(from, to),
+                                           {.transfer = {.deadline = kAmple, .user_word = word}}));
     std::array<AgentEvent, 4> events;
     ASSERT_OK_AND_ASSIGN(const size_t count,
                          agent.WaitEvents(events, kAmple, AgentEventKinds::kTransferEnd));
@@ -645,10 +650,10 @@ TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
   owner.Fill(from, 1);
   ASSERT_OK(agent.LeaseBlocks(CacheName("kv"), LeaseName("r"), from.ids, kAmple));
   std::atomic<uint32_t> ready{0};
-  ASSERT_OK_AND_ASSIGN(
-      const Transfer written,
-      agent.WriteBlocks(decode.names, Blocks(from, to),
-                        {.request = RequestName("w"), .deadline = kAmple, .ready = &ready}));
+  ASSERT_OK_AND_ASSIGN(const Transfer written,
+                       agent.WriteBlocks(decode.names, Blocks(from, to),
+                                         {.request = RequestName("w"),
+                                          .transfer = {.deadline = kAmple, .ready = &ready}}));
   constexpr auto kLate = kTimedOut;
   EXPECT_TRUE(Fails(written.Wait(std::chrono::milliseconds(5)), kLate, {"to d-0", "still active"}));
   EXPECT_TRUE(Fails(agent.Drain(std::chrono::milliseconds(20)), kLate, {"1 KV leases"}));
@@ -658,9 +663,10 @@ TEST_P(AgentKv, DrainWaitsForWhatWasPromised) {
                     kRefused, {"drained"}));
   EXPECT_OK(agent.RenewLease(LeaseName("r"), kAmple));
 
-  ASSERT_OK_AND_ASSIGN(const Transfer fetched, decode.ranks[0]->agent().ReadBlocks(
-                                                   prefill.names, Blocks(to, from),
-                                                   {.lease = LeaseName("r"), .deadline = kAmple}));
+  ASSERT_OK_AND_ASSIGN(const Transfer fetched,
+                       decode.ranks[0]->agent().ReadBlocks(
+                           prefill.names, Blocks(to, from),
+                           {.lease = LeaseName("r"), .transfer = {.deadline = kAmple}}));
   ASSERT_OK(fetched.Wait(kAmple));
   EXPECT_TRUE(Fails(agent.Drain(std::chrono::milliseconds(20)), kLate, {"1 transfers to d-0"}));
   ready.store(1, std::memory_order_release);
@@ -683,9 +689,9 @@ TEST_P(AgentKv, DrainKeepsWhatWasPostedBefore) {
     std::jthread driver([&] {
       while (!over.load()) (void)agent.CountKv();
     });
-    const auto written =
-        agent.WriteBlocks(decode.names, Blocks(from, to),
-                          {.request = RequestName(absl::StrCat("r", round)), .deadline = kAmple});
+    const auto written = agent.WriteBlocks(
+        decode.names, Blocks(from, to),
+        {.request = RequestName(absl::StrCat("r", round)), .transfer = {.deadline = kAmple}});
     const absl::Status drained = agent.Drain(kAmple);
     over.store(true);
     ASSERT_OK(written);

@@ -64,7 +64,7 @@ absl::StatusOr<Transfer> WriteAll(const Group& group, std::string request, Durat
   return group.source.agent->WriteBlocks(
       group.names,
       {.cache = CacheName("kv"), .local_ids = ids, .remote_ids = ids, .tokens = kBlocks * 16},
-      {.request = RequestName(std::move(request)), .deadline = deadline});
+      {.request = RequestName(std::move(request)), .transfer = {.deadline = deadline}});
 }
 
 // The survivors' blocks are used for other things at once: no byte comes late.

@@ -31,10 +31,11 @@ absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
     return absl::InvalidArgumentError(
         "KvOptions::lease_contents and lease_wait belong to a lease: name it in KvOptions::lease");
   }
-  if (options.notification.has_value() && options.notification->size() > kMaxKvNotificationBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("notification of ", options.notification->size(),
-                                                   " bytes is larger than ",
-                                                   kMaxKvNotificationBytes));
+  if (options.transfer.notification.has_value() &&
+      options.transfer.notification->size() > kMaxKvNotificationBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("notification of ", options.transfer.notification->size(),
+                     " bytes is larger than ", kMaxKvNotificationBytes));
   }
   if (kind == TransferKind::kRead) {
     if (options.request.empty()) return absl::OkStatus();
@@ -43,7 +44,7 @@ absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
   if (!options.lease.empty()) {
     return absl::InvalidArgumentError("WriteBlocks takes no lease: the target owns the blocks");
   }
-  if (options.notification.has_value() && options.request.empty()) {
+  if (options.transfer.notification.has_value() && options.request.empty()) {
     return absl::InvalidArgumentError(
         "WriteBlocks notifies of a request: give it a name, KvOptions::request");
   }
@@ -72,15 +73,9 @@ absl::StatusOr<KvRange> AskedFor(const KvBlocks& blocks, const KvModel& model) {
 // kAnyOrder: the target counts heads and layers until a request is complete, in whatever order its
 // parts arrive.
 TransferOptions OptionsOf(const KvOptions& options) {
-  return {.notification = options.notification,
-          .order = NotifyOrder::kAnyOrder,
-          .deadline = options.deadline,
-          .priority = options.priority,
-          .backend = options.backend,
-          .ready = options.ready,
-          .after = options.after,
-          .after_event = options.after_event,
-          .user_word = options.user_word};
+  TransferOptions transfer = options.transfer;
+  transfer.order = NotifyOrder::kAnyOrder;
+  return transfer;
 }
 
 KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvShare& share,
@@ -90,8 +85,8 @@ KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvSha
           .request = options.request.text,
           .blocks_hash = HashBlocks(blocks.remote_ids, blocks.remote_first_token, blocks.tokens),
           .range = share.range,
-          .has_notification = options.notification.has_value(),
-          .notification = options.notification.value_or("")};
+          .has_notification = options.transfer.notification.has_value(),
+          .notification = options.transfer.notification.value_or("")};
 }
 
 LeasedRead FetchOf(const KvBlocks& blocks, const KvOptions& options, const KvLayout& own,
@@ -225,7 +220,7 @@ absl::StatusOr<TransferPtr> Engine::StartGroup(TransferKind kind, std::vector<Tr
                                                const KvOptions& options) {
   auto whole = std::make_shared<internal::TransferRecord>();
   std::vector<internal::TransferGroup::Member> names;
-  const auto after = cuda::StreamPoint::Take(options.after, options.after_event);
+  const auto after = cuda::StreamPoint::Take(options.transfer.after, options.transfer.after_event);
   if (!after.ok()) return after.status();
   for (const TransferPtr& member : members) {
     member->whole = whole;

@@ -8,13 +8,22 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
+namespace {
+
+// A migration is many transfers, so a user word would come many times.
+KvOptions WithoutWord(KvOptions options) {
+  options.transfer.user_word.reset();
+  return options;
+}
+
+}  // namespace
 
 KvMigration::KvMigration(Agent* agent, std::vector<std::string> group, RequestName request,
                          KvOptions options)
     : agent_(agent),
       group_(std::move(group)),
       request_(std::move(request)),
-      options_(std::move(options)) {}
+      options_(WithoutWord(std::move(options))) {}
 
 KvMigration::~KvMigration() {
   for (const Transfer& transfer : under_way_) transfer.Cancel();
@@ -57,7 +66,7 @@ absl::Status KvMigration::Copy(const KvBlocks& blocks) {
   // these parts have arrived.
   KvOptions options = options_;
   options.request = {};
-  options.notification.reset();
+  options.transfer.notification.reset();
   const uint64_t from = std::exchange(sent_, blocks.tokens);
   return Send(blocks, from, options);
 }
@@ -86,9 +95,10 @@ absl::StatusOr<KvMigration::Switched> KvMigration::Switch(const KvBlocks& blocks
   if (absl::Status status = DropDone(); !status.ok()) return status;
   KvOptions options = options_;
   options.request = request_;
-  options.notification = std::move(notification);
+  options.transfer.notification = std::move(notification);
   // The transfer's own end is awaited below: only then is it known whether the target was notified.
-  options.deadline = std::clamp<Duration>(end - Now(), Duration(1), options.deadline);
+  options.transfer.deadline =
+      std::clamp<Duration>(end - Now(), Duration(1), options.transfer.deadline);
   const uint64_t before = bytes_;
   // At least the last token is sent, again if need be: the notification needs a transfer that
   // carries it.

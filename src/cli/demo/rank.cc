@@ -123,13 +123,14 @@ class DemoRank {
       return absl::InternalError("other requests than the prepared ones");
     std::vector<Transfer> transfers;
     for (uint32_t i = 0; i < tables_.size(); ++i) {
-      absl::StatusOr<Transfer> transfer = agent_->WriteBlocks(
-          group_,
-          {.cache = CacheName(kCache),
-           .local_ids = tables_[i],
-           .remote_ids = (*remote)[i],
-           .tokens = shard_.config.tokens},
-          {.request = RequestName(NameOfRequest(first_ + i)), .deadline = shard_.config.timeout});
+      absl::StatusOr<Transfer> transfer =
+          agent_->WriteBlocks(group_,
+                              {.cache = CacheName(kCache),
+                               .local_ids = tables_[i],
+                               .remote_ids = (*remote)[i],
+                               .tokens = shard_.config.tokens},
+                              {.request = RequestName(NameOfRequest(first_ + i)),
+                               .transfer = {.deadline = shard_.config.timeout}});
       if (!transfer.ok()) return Annotate(transfer.status(), NameOfRequest(first_ + i));
       transfers.push_back(std::move(*transfer));
     }

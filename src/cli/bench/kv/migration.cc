@@ -101,8 +101,9 @@ class MigrationRun {
     if (!status.ok()) return status;
     std::vector<std::unique_ptr<KvMigration>> moves;
     for (const Rank& rank : source_.ranks()) {
-      moves.push_back(std::make_unique<KvMigration>(
-          &rank.agent(), source_.group(), RequestName(name), KvOptions{.deadline = kPatience}));
+      moves.push_back(
+          std::make_unique<KvMigration>(&rank.agent(), source_.group(), RequestName(name),
+                                        KvOptions{.transfer = {.deadline = kPatience}}));
     }
     uint64_t tokens = source_.one().tokens - kMostMeanwhile;
     const auto sent = Approach(moves, tokens);
@@ -162,7 +163,7 @@ class MigrationRun {
       const int64_t start = MonotonicNanoseconds();
       const auto transfer = source_.ranks()[rank].agent().WriteBlocks(
           source_.group(), source_.Blocks(first, tokens - first),
-          {.request = RequestName(name), .notification = "", .deadline = kPatience});
+          {.request = RequestName(name), .transfer = {.notification = "", .deadline = kPatience}});
       if (!transfer.ok()) return transfer.status();
       if (absl::Status status = transfer->Wait(kPatience); !status.ok()) return status;
       return MonotonicNanoseconds() - start;

@@ -110,7 +110,8 @@ absl::Status Source::Post(const std::string& request, uint32_t first_layer, uint
   KvBlocks blocks = Blocks(0, one_->tokens);
   blocks.first_layer = first_layer;
   blocks.layers = layers;
-  const KvOptions options{.request = RequestName(request), .deadline = kPatience, .ready = ready};
+  const KvOptions options{.request = RequestName(request),
+                          .transfer = {.deadline = kPatience, .ready = ready}};
   for (const Rank& rank : ranks_) {
     auto transfer = rank.agent().WriteBlocks(group_, blocks, options);
     if (!transfer.ok()) return Annotate(transfer.status(), rank.agent().name());

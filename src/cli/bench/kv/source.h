@@ -105,7 +105,7 @@ class Source {
   // Each rank writes its part of these layers with WriteBlocks; waits for all of them.
   absl::Status Write(const std::string& request, uint32_t first_layer = 0,
                      uint32_t layers = kAllLayers) const;
-  // The same without waiting: appends the transfers to `posted`. `ready` is KvOptions::ready.
+  // The same without waiting: appends the transfers to `posted`. `ready` is TransferOptions::ready.
   absl::Status Post(const std::string& request, uint32_t first_layer, uint32_t layers,
                     std::vector<Transfer>& posted,
                     const std::atomic<uint32_t>* ready = nullptr) const;

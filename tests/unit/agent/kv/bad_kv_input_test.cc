@@ -103,15 +103,16 @@ TEST_F(BadKvInput, BlocksAndLayers) {
 TEST_F(BadKvInput, Options) {
   EXPECT_TRUE(
       Fails(Write(Blocks(), {.request = RequestName(std::string(256, 'r'))}), kInvalid, {"255"}));
-  EXPECT_TRUE(Fails(Write(Blocks(), {.notification = "x"}), kInvalid, {"request"}));
+  EXPECT_TRUE(Fails(Write(Blocks(), {.transfer = {.notification = "x"}}), kInvalid, {"request"}));
   EXPECT_TRUE(Fails(Write(Blocks(), {.lease = LeaseName("l")}), kInvalid, {"lease"}));
   EXPECT_TRUE(Fails(Read(Blocks(), {.request = RequestName("r")}), kInvalid, {"request"}));
+  EXPECT_TRUE(Fails(Write(Blocks(), {.request = RequestName("r"),
+                                     .transfer = {.notification = std::string(
+                                                      kMaxKvNotificationBytes + 1, 'n')}}),
+                    kInvalid, {"32769"}));
   EXPECT_TRUE(
-      Fails(Write(Blocks(), {.request = RequestName("r"),
-                             .notification = std::string(kMaxKvNotificationBytes + 1, 'n')}),
-            kInvalid, {"32769"}));
-  EXPECT_TRUE(Fails(Write(Blocks(), {.deadline = Duration::zero()}), kInvalid, {"deadline"}));
-  EXPECT_TRUE(Fails(Write(Blocks(), {.backend = "pigeon"}), kInvalid, {"pigeon"}));
+      Fails(Write(Blocks(), {.transfer = {.deadline = Duration::zero()}}), kInvalid, {"deadline"}));
+  EXPECT_TRUE(Fails(Write(Blocks(), {.transfer = {.backend = "pigeon"}}), kInvalid, {"pigeon"}));
 }
 
 TEST_F(BadKvInput, Registrations) {
@@ -234,7 +235,8 @@ TEST_F(BadKvInput, ANotificationWithAnyPart) {
   layer.layers = 1;
   for (layer.first_layer = 0; layer.first_layer < 4; ++layer.first_layer) {
     KvOptions options{.request = RequestName("r")};
-    if (layer.first_layer % 2 == 0) options.notification = std::to_string(layer.first_layer);
+    if (layer.first_layer % 2 == 0)
+      options.transfer.notification = std::to_string(layer.first_layer);
     const auto transfer = agent().WriteBlocks(decode_.names, layer, options);
     ASSERT_OK(transfer);
     ASSERT_OK(transfer->Wait(kAmple));
