@@ -12,6 +12,7 @@
 #define KVXFER_METADATA_H_
 
 #include <functional>
+#include <future>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,14 @@ namespace kvxfer {
 // left.
 absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration timeout,
                                           const std::function<bool()>& go_on = {});
+
+// The same without waiting: fetches on a thread of its own, which ends by `timeout` as above, and
+// returns at once. The future has what FetchMetadata returns. It may be dropped, and does not wait
+// then; the fetch goes on until it ends by itself, so what `go_on` refers to must last as long.
+// `go_on` is called on that thread. ResourceExhausted, also through the future: no thread could be
+// started.
+std::future<absl::StatusOr<std::string>> FetchMetadataAsync(std::string address, Duration timeout,
+                                                            std::function<bool()> go_on = {});
 
 }  // namespace kvxfer
 

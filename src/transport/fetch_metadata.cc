@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <future>
 #include <span>
+#include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -254,6 +258,25 @@ absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration tim
   absl::StatusOr<std::string> metadata = fetch.From(*addresses);
   if (!metadata.ok()) return Annotate(metadata.status(), what);
   return metadata;
+}
+
+std::future<absl::StatusOr<std::string>> FetchMetadataAsync(std::string address, Duration timeout,
+                                                            std::function<bool()> go_on) {
+  std::promise<absl::StatusOr<std::string>> promise;
+  auto future = promise.get_future();
+  try {
+    std::thread([address, timeout, go_on = std::move(go_on),
+                 promise = std::move(promise)]() mutable {
+      promise.set_value(FetchMetadata(address, timeout, go_on));
+    }).detach();
+  } catch (const std::system_error& error) {
+    // The promise went with the thread's function.
+    std::promise<absl::StatusOr<std::string>> failed;
+    failed.set_value(absl::ResourceExhaustedError(absl::StrCat(
+        "metadata of ", address, ": no thread for the fetch: ", error.code().message())));
+    return failed.get_future();
+  }
+  return future;
 }
 
 }  // namespace kvxfer

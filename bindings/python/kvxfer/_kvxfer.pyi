@@ -969,7 +969,8 @@ class Agent(_Bound):
 def fetch_metadata(address: str, timeout: float = 5.0) -> bytes:
     """The metadata of the agent whose tcp listens at ``address`` ("host:port", "[v6]:port"), as it
     is now: for ``add_peer``. That agent was made with ``serve_metadata=True``. Needs no agent here.
-    Ctrl-C ends it. A host name is resolved within the resolver's own time-outs.
+    Ctrl-C ends it. A host name is resolved within the resolver's own time-outs. It holds no GIL while
+    it waits: in a coroutine, ``await asyncio.to_thread(kvxfer.fetch_metadata, address)``.
 
     PeerLost: nobody listens there, no route, or it is closing; try again. DeadlineExceeded: no
     connection, or no whole answer, within ``timeout`` seconds. FailedPrecondition: it does not hand

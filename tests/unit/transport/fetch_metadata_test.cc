@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -334,6 +335,42 @@ TEST(FetchMetadata, IsGivenUpWhenTheCallerSaysSo) {
   const auto got = FetchMetadata(server.address(), kAWhile, [&asked] { return ++asked < 4; });
   EXPECT_TRUE(Fails(got, StatusCode::kCancelled, {server.address().c_str()}));
   EXPECT_EQ(asked, 4);
+}
+
+TEST(FetchMetadata, WithoutWaiting) {
+  const std::string metadata = SomeMetadata();
+  std::atomic<bool> answer{false};
+  const Server server([&](Fd& fd, int) {
+    EXPECT_TRUE(Asked(fd));
+    EXPECT_TRUE(Eventually(kAmple, [&] { return answer.load(); }));
+    Say(fd, Encoded({.bytes = metadata.size()}) + metadata);
+  });
+  // Several at once, of a text that is gone by then.
+  std::vector<std::future<absl::StatusOr<std::string>>> all;
+  for (int i = 0; i < 3; ++i) {
+    all.push_back(FetchMetadataAsync(std::string(server.address()), kAWhile));
+    EXPECT_EQ(all.back().wait_for(milliseconds(0)), std::future_status::timeout);
+  }
+  answer = true;
+  for (auto& each : all) {
+    const absl::StatusOr<std::string> got = each.get();
+    ASSERT_OK(got);
+    EXPECT_EQ(*got, metadata);
+  }
+  EXPECT_TRUE(Fails(FetchMetadataAsync("nowhere:x", kAWhile).get(), StatusCode::kInvalidArgument));
+}
+
+TEST(FetchMetadata, WithoutWaitingIsGivenUpWhenTheCallerSaysSo) {
+  const Server server(nullptr);
+  const auto asked = std::make_shared<std::atomic<int>>(0);
+  auto got = FetchMetadataAsync(server.address(), kAWhile, [asked] { return ++*asked < 3; });
+  EXPECT_TRUE(Fails(got.get(), StatusCode::kCancelled, {server.address().c_str()}));
+  // Dropped, the future does not wait for the fetch, which ends by itself.
+  const auto stop = std::make_shared<std::atomic<bool>>(false);
+  (void)FetchMetadataAsync(server.address(), kAWhile, [stop] { return !*stop; });
+  EXPECT_GT(stop.use_count(), 1);
+  *stop = true;
+  EXPECT_TRUE(Eventually(kAmple, [&] { return stop.use_count() == 1; }));
 }
 
 }  // namespace
