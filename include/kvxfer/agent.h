@@ -127,9 +127,13 @@ class Agent {
   // version, or none of require_backends reaches the peer.
   absl::StatusOr<std::string> AddPeer(std::string_view metadata);
 
-  // Forgets the peer, without waiting. Its transfers end as cancelled. Those in flight end as after
-  // Transfer::Cancel: once the peer no longer touches their memory, or quarantined after
-  // AgentOptions::cancel_grace. NotFound: no such peer.
+  // Forgets the peer, without waiting. Transfers to it end as cancelled. Those in flight end as
+  // after Transfer::Cancel: once the peer no longer touches their memory, or quarantined after
+  // AgentOptions::cancel_grace. The connections that the peer made to this agent are closed too,
+  // and the transfers that it has in progress here fail; Quiesce says when no late byte of them can
+  // be written. Notifications that have arrived stay in the queue. This does not lock the peer out:
+  // it may connect again, as a new session. NotFound: no metadata of such a peer was added, and
+  // none has connected.
   absl::Status RemovePeer(std::string_view peer);
 
   // Which backend and rails the agent uses for this peer, and why it does not use the others.

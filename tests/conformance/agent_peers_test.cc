@@ -246,6 +246,77 @@ TEST_P(AgentPeers, RemovedPeerIsForgottenAndItsTransfersCancelled) {
   EXPECT_EQ(n.payload, "again");
 }
 
+// The kind of the next event about `peer` that is one of `kinds`.
+std::optional<PeerEventKind> NextAbout(Agent& agent, std::string_view peer,
+                                       std::initializer_list<PeerEventKind> kinds) {
+  std::optional<PeerEventKind> kind;
+  Eventually(kAmple, [&] {
+    const auto event = agent.PollPeerEvent();
+    if (event && event->peer == peer && std::ranges::find(kinds, event->kind) != kinds.end()) {
+      kind = event->kind;
+    }
+    return kind.has_value();
+  });
+  return kind;
+}
+
+// Expect the sessions of a peer that is removed to end as well, whether or not its metadata was
+// ever added, and that it may come again.
+TEST_P(AgentPeers, RemovedPeerLosesItsInboundSession) {
+  const Shape shape = SmallShape(11);
+  for (const bool both : {true, false}) {
+    SCOPED_TRACE(both ? "both know each other" : "one knows the other");
+    ASSERT_OK_AND_ASSIGN(
+        Node a, Node::Create(OptionsFor(GetParam(), "a"), GetParam().memory, shape.memory_bytes()));
+    ASSERT_OK_AND_ASSIGN(
+        Node b, Node::Create(OptionsFor(GetParam(), "b"), GetParam().memory, shape.memory_bytes()));
+    ASSERT_OK(Introduce(*a.agent, *b.agent));
+    if (both) {
+      ASSERT_OK(Introduce(*b.agent, *a.agent));
+    }
+    const BlockSet blocks(shape, a.memory.address(), b.memory.address());
+    for (int round = 0; round < 2; ++round) {
+      ASSERT_OK_AND_ASSIGN(const Transfer good, blocks.Write(*a.agent, "b", Telling("x")));
+      ASSERT_OK(good.Wait(kAmple));
+      ASSERT_OK(b.agent->RemovePeer("a"));
+      ASSERT_OK_AND_ASSIGN(const QuiesceResult quiet, b.agent->Quiesce({.peer = "a"}, kAmple));
+      EXPECT_TRUE(quiet.quiet) << quiet.pending;
+      EXPECT_EQ(NextAbout(*b.agent, "a", {PeerEventKind::kLost}), PeerEventKind::kLost);
+      EXPECT_EQ(NextAbout(*a.agent, "b", {PeerEventKind::kLost}), PeerEventKind::kLost);
+      // What had arrived is still told.
+      ASSERT_OK_AND_ASSIGN(const Notification told, b.agent->WaitNotification(kAmple));
+      EXPECT_EQ(told.payload, "x");
+    }
+    EXPECT_TRUE(Fails(b.agent->RemovePeer("a"), absl::StatusCode::kNotFound, {"no peer a"}));
+  }
+}
+
+// Expect every transfer that was under way to end, and no byte to land once the target is quiet.
+TEST_P(AgentPeers, RemovedPeerWritesNothingAnyMore) {
+  const Shape shape = SmallShape(12);
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), shape.memory_bytes()));
+  const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());
+  Pattern(3).Fill(pair.a.memory.bytes());
+  std::vector<Transfer> posted;
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_OK_AND_ASSIGN(posted.emplace_back(), blocks.Write(*pair.a.agent, "b", Unhurried()));
+  }
+  ASSERT_OK(posted.front().Wait(kAmple));
+  ASSERT_OK(pair.b.agent->RemovePeer("a"));
+  for (const Transfer& transfer : posted) {
+    const absl::Status end = transfer.Wait(kAmple);
+    EXPECT_FALSE(IsTimedOut(end)) << end;
+    EXPECT_FALSE(absl::IsDeadlineExceeded(end)) << end;
+  }
+  ASSERT_OK_AND_ASSIGN(const QuiesceResult quiet, pair.b.agent->Quiesce({.peer = "a"}, kAmple));
+  EXPECT_TRUE(quiet.quiet) << quiet.pending;
+  // What a posts before it learns of the end goes the same way.
+  EXPECT_EQ(NextAbout(*pair.a.agent, "b", {PeerEventKind::kLost}), PeerEventKind::kLost);
+  ASSERT_OK_AND_ASSIGN(const Transfer again, blocks.Write(*pair.a.agent, "b", Telling("again")));
+  ASSERT_OK(again.Wait(kAmple));
+  EXPECT_TRUE(AllArrived(shape, Side::kRemote, 3, pair.b.memory.bytes()));
+}
+
 TEST_P(AgentPeers, ExplainAndJoinedAndLost) {
   const Shape shape = SmallShape(9);
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(GetParam(), shape.memory_bytes()));

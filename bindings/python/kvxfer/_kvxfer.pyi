@@ -655,7 +655,9 @@ class Agent(_Bound):
         InvalidArgument: not metadata, damaged, one's own, or of loopback on another host.
         FailedPrecondition: no version in common, or none of ``require_backends`` reaches it."""
     def remove_peer(self, peer: str) -> None:
-        """Forgets it; its transfers end as cancelled. Does not wait. NotFound."""
+        """Forgets it; transfers to it end as cancelled. Does not wait. The connections that it made
+        here are closed too, and what it has in progress here fails: ``quiesce`` says when no byte of
+        it can land. It may connect again. NotFound: neither added nor connected."""
     def explain(self, peer: str) -> Explanation:
         """Which backend and rails reach it, and why not the others. NotFound."""
     def regions(self, peer: str) -> list[PeerRegion]:

@@ -115,15 +115,16 @@ absl::Status Engine::Install(AgentMetadata metadata) {
 
 absl::Status Engine::RemovePeer(std::string_view peer) {
   return CallFor<absl::Status>([&] {
+    const auto why = absl::CancelledError(absl::StrCat("peer ", ToAbsl(peer), ": ", kPeerRemoved));
+    const bool inbound = inbound_.Remove(peer, why);
     Peer* found = FindPeer(peer);
+    if (found == nullptr && inbound) return absl::OkStatus();
     if (found == nullptr) return absl::NotFoundError(absl::StrCat("no peer ", ToAbsl(peer)));
     {
       std::lock_guard lock(views_mu_);
       views_.erase(std::string(peer));
     }
-    found->Close(TransferState::kCancelled,
-                 absl::CancelledError(absl::StrCat("peer ", ToAbsl(peer), ": ", kPeerRemoved)),
-                 runtime_.options.cancel_grace);
+    found->Close(TransferState::kCancelled, why, runtime_.options.cancel_grace);
     const auto it = peers_.find(peer);
     leaving_.push_back(std::move(it->second));
     peers_.erase(it);

@@ -122,7 +122,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
   const auto it = sessions_.find(hello.initiator);
   if (it != sessions_.end()) {
     InboundSession& session = *it->second;
-    const bool continues = !session.failed && session.id == hello.session &&
+    const bool continues = !session.over() && session.id == hello.session &&
                            hello.oldest_kept <= session.channel.received() + 1;
     if (continues && Fits(session, link)) return &session;
     if (continues && !session.links.empty()) {
@@ -222,7 +222,8 @@ void InboundHub::OnUnlinked(InboundSession& session) {
   const SlotTable::SessionId session_id = session.local_id;
   const bool asked = std::ranges::any_of(
       questions_, [&](const auto& entry) { return entry.second.waiting.contains(session_id); });
-  if (asked) {
+  const bool removed = session.state == InboundSession::State::kRemoved;
+  if (asked || removed) {
     // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
     Sweep(session.initiator);
     for (auto& [token, question] : questions_) {
@@ -305,6 +306,20 @@ void InboundHub::Sweep(Incarnation initiator) {
 
 void InboundHub::Close(const absl::Status& why) {
   for (auto& [key, link] : links_) CloseLink(*link, why);
+}
+
+bool InboundHub::Remove(std::string_view peer, const absl::Status& why) {
+  bool any = false;
+  std::vector<Incarnation> unlinked;
+  for (auto& [initiator, session] : sessions_) {
+    if (session->name != peer) continue;
+    any = true;
+    session->state = InboundSession::State::kRemoved;
+    for (InboundLink* link : session->links) CloseLink(*link, why);
+    if (session->links.empty()) unlinked.push_back(initiator);
+  }
+  for (const Incarnation& initiator : unlinked) Sweep(initiator);
+  return any;
 }
 
 absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope& scope) {

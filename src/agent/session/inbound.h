@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -80,7 +81,11 @@ struct InboundSession {
   bool rails_failed = false;  // of a connection of it
   std::map<uint64_t, std::set<const InboundLink*>> fencing{};  // transfer → links not yet fenced
   Time unlinked{};                                             // since when it has no connection
-  bool failed = false;
+  // kFailed: the peer broke the protocol. kRemoved: the application removed the peer. Either way
+  // nothing of it is handled any more, and its connections are closing.
+  enum class State : uint8_t { kOpen, kFailed, kRemoved };
+  State state = State::kOpen;
+  bool over() const { return state != State::kOpen; }
 };
 
 class InboundHub {
@@ -102,6 +107,10 @@ class InboundHub {
   void OnTimer(Time now);
   Time NextTimer() const;
   void Close(const absl::Status& why);
+  // Ends the sessions of every incarnation of `peer`. Its transfers that are in progress fail; what
+  // it starts later comes in a new session. Nothing of a session is kept once its connections are
+  // down. False: there is no session.
+  bool Remove(std::string_view peer, const absl::Status& why);
   bool Finished() const { return links_.empty(); }
 
   // One question of Quiesce. `quiet` turns true once, when everybody has answered or is gone, and

@@ -26,7 +26,7 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
     return CloseDamaged(link, absl::InvalidArgumentError("a frame came before the hello"));
   }
   InboundSession& session = *link.session;
-  if (session.failed) return;
+  if (session.over()) return;
   absl::Status status = session.channel.OnAck(envelope->ack);
   if (status.ok() && envelope->type == FrameType::kPing) {
     auto ping = Decode<PingFrame>(envelope->body);
@@ -77,7 +77,7 @@ absl::Status InboundHub::OnPiggybacked(const Incarnation& initiator, uint64_t id
     return absl::OkStatus();
   }
   InboundSession& session = *it->second;
-  if (session.failed) return absl::OkStatus();
+  if (session.over()) return absl::OkStatus();
   auto envelope = DecodeNumbered(message);
   absl::Status status = envelope.status();
   if (status.ok()) status = session.channel.OnAck(envelope->ack);
@@ -95,7 +95,7 @@ ReverseSession::Piggyback InboundHub::PiggybackTo(const Incarnation& initiator) 
   InboundSession& session = *it->second;
   const auto link =
       std::ranges::find_if(session.links, [](const InboundLink* one) { return !one->closing; });
-  if (session.failed || link == session.links.end() || session.channel.NextToSend() == nullptr) {
+  if (session.over() || link == session.links.end() || session.channel.NextToSend() == nullptr) {
     return {};
   }
   ReverseSession::Piggyback piggyback{.channel = &session.channel, .session = session.id};
@@ -203,7 +203,7 @@ absl::Status InboundHub::CheckBounds(const InboundSession& session) const {
 }
 
 void InboundHub::OnImmediate(InboundLink& link, uint32_t immediate) {
-  if (link.session == nullptr || link.session->failed) return;
+  if (link.session == nullptr || link.session->over()) return;
   InboundSession& session = *link.session;
   const absl::Status status = session.tracker.OnImmediate(DecodeImmediate(immediate));
   if (!status.ok()) return Fail(session, status);
@@ -211,7 +211,7 @@ void InboundHub::OnImmediate(InboundLink& link, uint32_t immediate) {
 }
 
 void InboundHub::OnFenced(InboundLink& link, uint64_t transfer) {
-  if (link.session == nullptr || link.session->failed) return;
+  if (link.session == nullptr || link.session->over()) return;
   FenceDone(*link.session, link, transfer);
   Act(*link.session);
 }
@@ -238,7 +238,7 @@ void InboundHub::OnRailFenced(InboundLink& link, uint32_t rail) {
   link.fenced.push_back(rail);
   InboundSession& session = *link.session;
   session.rails_failed = true;
-  if (!link.fencing.empty() || link.waiting.empty() || session.failed) return;
+  if (!link.fencing.empty() || link.waiting.empty() || session.over()) return;
   for (const uint64_t transfer : std::exchange(link.waiting, {})) {
     FenceDone(session, link, transfer);
   }
@@ -289,7 +289,7 @@ void InboundHub::StartFence(InboundSession& session, uint64_t transfer) {
 
 // Carries out what the tracker came to know: deliveries first, then what the initiator is told.
 void InboundHub::Act(InboundSession& session) {
-  while (!session.failed && session.tracker.has_actions()) {
+  while (!session.over() && session.tracker.has_actions()) {
     ArrivalTracker::Actions actions = session.tracker.TakeActions();
     Deliver(session, std::move(actions.deliver));
     if (!actions.released.empty()) {
@@ -399,7 +399,7 @@ void InboundHub::Pump() {
 }
 
 void InboundHub::Pump(InboundSession& session) {
-  if (session.failed || session.links.empty()) return;
+  if (session.over() || session.links.empty()) return;
   for (InboundLink* link : session.links) SendPages(*link);
   TellCredit(session);
   Flush(session);
@@ -414,8 +414,8 @@ void InboundHub::Flush(InboundSession& session) {
 }
 
 void InboundHub::Fail(InboundSession& session, const absl::Status& why) {
-  if (session.failed) return;
-  session.failed = true;
+  if (session.over()) return;
+  session.state = InboundSession::State::kFailed;
   Log(LogLevel::kError, "peer {} broke the protocol: {}", session.name, ToStd(why.message()));
   for (InboundLink* link : session.links) CloseLink(*link, why);
 }

@@ -71,7 +71,7 @@ void InboundHub::GrantSlots(InboundSession& session) {
 // Those that have no connection are granted theirs when they are back.
 void InboundHub::GrantWaiting() {
   for (auto& [initiator, session] : sessions_) {
-    if (session->wants_slots && !session->failed && !session->links.empty()) GrantSlots(*session);
+    if (session->wants_slots && !session->over() && !session->links.empty()) GrantSlots(*session);
   }
 }
 
