@@ -622,7 +622,7 @@ TEST_P(AgentKv, AGroupHasOneEnd) {
   ASSERT_OK_AND_ASSIGN(KvNodes decode, KvNodes::Create(GetParam(), "d", kPlain, {.tp = 2}));
   ASSERT_OK(Introduce(prefill, decode));
   Agent& agent = prefill.ranks[0]->agent();
-  for (const uint64_t word : {7, 8}) {
+  for (const uint64_t word : {uint64_t{7}, uint64_t{8}}) {
     ASSERT_OK_AND_ASSIGN(const Transfer written,
                          agent.WriteBlocks(decode.names, Blocks(from, to),
                                            {.transfer = {.deadline = kAmple, .user_word = word}}));

@@ -50,6 +50,7 @@ class EventQueueTest : public ::testing::Test {
     std::vector<AgentEvent> events(most);
     events.resize(queue_->Poll(events, kinds));
     std::vector<std::string> texts;
+    texts.reserve(events.size());
     for (const AgentEvent& event : events) texts.push_back(TextOf(event));
     return texts;
   }
@@ -200,7 +201,7 @@ TEST_F(EventQueueTest, PlacesOfEndsAreReserved) {
 TEST_F(EventQueueTest, AnEndThatIsQueuedGetsTheNewWord) {
   const TransferPtr record = EndedTransfer();
   const TransferPtr other = EndedTransfer();
-  for (const uint64_t word : {1, 2}) {
+  for (const uint64_t word : {uint64_t{1}, uint64_t{2}}) {
     ASSERT_TRUE(queue_->ReserveEnd(EndLane::kWatched));
     queue_->PushEnd(record, EndLane::kWatched, word);
   }
