@@ -280,11 +280,13 @@ void Converse(Pair& pair, int rounds, absl::FunctionRef<void(int)> meanwhile) {
     meanwhile(i);
     const std::string text = std::to_string(i);
     ASSERT_OK_AND_ASSIGN(Transfer question, pair.a.agent->Notify("b", text, Unhurried()));
-    ASSERT_OK_AND_ASSIGN(const Notification asked, pair.b.agent->WaitNotification(kAmple));
-    ASSERT_EQ(asked.payload, text);
+    const auto asked = pair.b.agent->WaitNotification(kAmple);
+    ASSERT_TRUE(asked.ok()) << asked.status() << "; the question: " << question.status();
+    ASSERT_EQ(asked->payload, text);
     ASSERT_OK_AND_ASSIGN(Transfer answer, pair.b.agent->Notify("a", text, Unhurried()));
-    ASSERT_OK_AND_ASSIGN(const Notification answered, pair.a.agent->WaitNotification(kAmple));
-    ASSERT_EQ(answered.payload, text);
+    const auto answered = pair.a.agent->WaitNotification(kAmple);
+    ASSERT_TRUE(answered.ok()) << answered.status() << "; the answer: " << answer.status();
+    ASSERT_EQ(answered->payload, text);
     said.push_back(std::move(question));
     said.push_back(std::move(answer));
   }
