@@ -24,7 +24,7 @@ namespace kvxfer {
 
 class Link;
 
-// Whoever has links to a peer receives their events.
+// Receives the events of the links to a peer.
 class LinkUser {
  public:
   virtual ~LinkUser() = default;

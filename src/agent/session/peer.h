@@ -5,8 +5,9 @@
 // connections; it ends with the peer's incarnation, with RemovePeer, or when the target no longer
 // knows it.
 //
-// Its parts are classes of their own: which link a transfer takes (PathSet), what the peer's memory
-// is (RemoteRegions), which rails are up (RailFences, of each link).
+// Its parts are classes of their own: what becomes of a transfer (SendTracker), which link it takes
+// (PathSet), what the peer's memory is (RemoteRegions), which rails are up (RailFences, of each
+// link).
 //
 // Thread-safety: none; owned by the engine. Split by event: peer_links.cc (keeping connections
 // alive, loss), peer_session.cc (hello, refusal, reset), peer_send.cc (from queue to OPEN),

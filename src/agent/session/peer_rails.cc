@@ -1,6 +1,4 @@
 // Rails that fail alone and come back. docs/architecture.md, "A rail fails", says in which order.
-#include <algorithm>
-
 #include "src/agent/session/peer.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"

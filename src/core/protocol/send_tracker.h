@@ -13,24 +13,24 @@
 // Every transfer is in one State:
 //
 //   from          may become
-//   kLeasing      kSending, kSent (nothing to post), ended otherwise
-//   kSending      kSent, ended otherwise
-//   kSent         kSending (slices go again), kConfirming, kOpened, kGone (done), ended otherwise
-//   kConfirming   kSent (the lease held), ended otherwise
-//   kOpened       kAmending (slices go again), kArrived, kGone (done), ended otherwise
-//   kAmending     kOpened, ended otherwise
-//   kArrived      kGone (done), ended otherwise
-//   ended otherwise: kAborting, kStopping, kUnanswered, kGone
-//   kAborting     kStopping (answered), kOrphaned (the session is lost), kUnanswered, kGone
+//   kLeasing      kSending, kSent (nothing to post), ends
+//   kSending      kSent, ends
+//   kSent         kSending (slices go again), kConfirming, kOpened, kGone (done), ends
+//   kConfirming   kSent (the lease held), ends
+//   kOpened       kAmending (slices go again), kArrived, kGone (done), ends
+//   kAmending     kOpened, ends
+//   kArrived      kGone (done), ends
+//   (ends: otherwise than done, as kAborting or kStopping)
+//   kAborting     kStopping (answered), kOrphaned (the session is lost), kUnanswered
 //   kStopping     kMoving, kGone
 //   kOrphaned     kStopping (the peer is back: nothing of the old session lands), kMoving, kGone
 //   kUnanswered   kMoving (answered, or the session is lost), kGone
 //   kMoving       kGone
 //
-// Which of these a transfer that ends takes: kAborting while the target has to answer ABORT; else
-// kStopping while ops are in flight; else kGone. The application is told as soon as both are over
-// (kGone), or at the time that EndBy allows, quiet or not: then the transfer goes on as
-// kUnanswered, or as kMoving if only a GPU that stands still has ops of it.
+// A transfer that ends is kAborting while the target has to answer ABORT, else kStopping. The
+// application is told when that is over and no op is in flight (kGone), or at the time that EndBy
+// allows, quiet or not: then the transfer goes on as kUnanswered, or as kMoving if only a GPU that
+// stands still has ops of it.
 //
 // Thread-safety: none; used by the driver.
 

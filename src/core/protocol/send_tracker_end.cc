@@ -1,6 +1,5 @@
 // Failures, the target's word, and ends. send_tracker.cc has the way to done.
 #include <algorithm>
-#include <cassert>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -7,6 +7,15 @@
 #include "tests/unit/core/protocol/protocol_model_internal.h"
 
 namespace kvxfer::testing {
+namespace {
+
+auto AddTo(std::vector<Step>& steps) {
+  return [&steps](StepKind kind, size_t a = 0, size_t b = 0) {
+    steps.push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b)});
+  };
+}
+
+}  // namespace
 
 std::string ToString(Step step) {
   static constexpr const char* kNames[] = {
@@ -66,24 +75,20 @@ void World::Enabled(std::vector<Step>& steps) const {
   steps.clear();
   EnabledOfTransfers(steps);
   EnabledOfRails(steps);
-  const auto add = [&steps](StepKind kind, size_t a) {
-    steps.push_back({kind, static_cast<uint8_t>(a), 0});
-  };
-  if (lost_) return add(StepKind::kRejoin, 0);
+  const auto add = AddTo(steps);
+  if (lost_) return add(StepKind::kRejoin);
   const size_t reach = config_->control_reorders ? 4 : 1;
   for (size_t i = 0; i < std::min(reach, to_target_.size()); ++i) add(StepKind::kToTarget, i);
   for (size_t i = 0; i < std::min(reach, to_initiator_.size()); ++i) {
     add(StepKind::kToInitiator, i);
   }
   for (size_t acks = 0; cuts_left_ > 0 && acks < 4; ++acks) add(StepKind::kCut, acks);
-  if (grants_left_ > 0) add(StepKind::kGrant, 0);
-  if (losses_left_ > 0) add(StepKind::kLose, 0);
+  if (grants_left_ > 0) add(StepKind::kGrant);
+  if (losses_left_ > 0) add(StepKind::kLose);
 }
 
 void World::EnabledOfTransfers(std::vector<Step>& steps) const {
-  const auto add = [&steps](StepKind kind, size_t a, size_t b) {
-    steps.push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b)});
-  };
+  const auto add = AddTo(steps);
   bool posting = false;
   bool ending = false;
   for (size_t t = 0; t < out_.size(); ++t) {
@@ -110,13 +115,11 @@ void World::EnabledOfTransfers(std::vector<Step>& steps) const {
       if (CanOpenIdle(transfer, rail)) add(StepKind::kOpenIdle, t, rail);
     }
   }
-  if (ending && impatience_left_ > 0) add(StepKind::kTimeUp, 0, 0);
+  if (ending && impatience_left_ > 0) add(StepKind::kTimeUp);
 }
 
 void World::EnabledOfRails(std::vector<Step>& steps) const {
-  const auto add = [&steps](StepKind kind, size_t a, size_t b) {
-    steps.push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b)});
-  };
+  const auto add = AddTo(steps);
   for (size_t r = 0; r < config_->rails; ++r) {
     const Rail& rail = rails_[r];
     for (size_t i = 0; i < rail.items.size(); ++i) {

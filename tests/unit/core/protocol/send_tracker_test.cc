@@ -73,6 +73,16 @@ class SendTrackerTest : public ::testing::Test {
     SendTracker::OnAccepted(transfer, rail);
     tracker_.FinishPosting(transfer);
   }
+  // In one slice, on rail 0, whose op has completed.
+  Transfer& Whole(SendTracker::Request request) {
+    Transfer& transfer = Begin(std::move(request));
+    Complete(transfer);
+    return transfer;
+  }
+  void Complete(Transfer& transfer) {
+    Post(transfer, 0);
+    tracker_.OnCompleted(transfer, kNow);
+  }
   // Frames that were pushed since the last call.
   std::vector<FrameType> Said() {
     std::vector<FrameType> types;
@@ -131,14 +141,14 @@ using Types = std::vector<FrameType>;
 TEST(SendStates, OnlyTheTransitionsOfTheTableAreLegal) {
   using enum SendState;
   const std::vector<std::pair<SendState, std::vector<SendState>>> table = {
-      {kLeasing, {kSending, kSent, kAborting, kStopping, kUnanswered, kGone}},
-      {kSending, {kSent, kAborting, kStopping, kUnanswered, kGone}},
-      {kSent, {kSending, kConfirming, kOpened, kAborting, kStopping, kUnanswered, kGone}},
-      {kConfirming, {kSent, kAborting, kStopping, kUnanswered, kGone}},
-      {kOpened, {kAmending, kArrived, kAborting, kStopping, kUnanswered, kGone}},
-      {kAmending, {kOpened, kAborting, kStopping, kUnanswered, kGone}},
-      {kArrived, {kAborting, kStopping, kUnanswered, kGone}},
-      {kAborting, {kStopping, kOrphaned, kUnanswered, kGone}},
+      {kLeasing, {kSending, kSent, kAborting, kStopping}},
+      {kSending, {kSent, kAborting, kStopping}},
+      {kSent, {kSending, kConfirming, kOpened, kGone, kAborting, kStopping}},
+      {kConfirming, {kSent, kAborting, kStopping}},
+      {kOpened, {kAmending, kArrived, kGone, kAborting, kStopping}},
+      {kAmending, {kOpened, kAborting, kStopping}},
+      {kArrived, {kGone, kAborting, kStopping}},
+      {kAborting, {kStopping, kOrphaned, kUnanswered}},
       {kStopping, {kMoving, kGone}},
       {kOrphaned, {kStopping, kMoving, kGone}},
       {kUnanswered, {kMoving, kGone}},
@@ -182,9 +192,7 @@ TEST_F(SendTrackerTest, WhatTheInitiatorCopiesIsToldWhenItIsThere) {
   EXPECT_EQ(Said(), Types{});
   tracker_.OnCompleted(write, kNow);
   EXPECT_EQ(Said(), Types{FrameType::kOpen});
-  Transfer& silent = Begin(Silent(Copied(2)));
-  Post(silent, 0);
-  tracker_.OnCompleted(silent, kNow);
+  Whole(Silent(Copied(2)));
   EXPECT_EQ(Said(), Types{});
   EXPECT_EQ(Done(), (Kinds{Kind::kEnd, Kind::kForget}));
   EXPECT_EQ(EndOf(2).delivery, Delivery::kNone);
@@ -293,8 +301,7 @@ TEST_F(SendTrackerTest, TheOwnerIsToldOfAReadThatIsGivenUp) {
   EXPECT_EQ(LastSaid<FetchEndFrame>().readers, 0u);
   Transfer& asked = Begin(Leased(2));
   ASSERT_OK(tracker_.OnLease(asked, absl::OkStatus(), kNow));
-  Post(asked, 0);
-  tracker_.OnCompleted(asked, kNow);
+  Complete(asked);
   Said();
   Cancel(asked);
   EXPECT_EQ(Said(), Types{}) << "it was asked, and answers in any case";
@@ -339,9 +346,7 @@ TEST_F(SendTrackerTest, AnEndIsToldWhenBothSidesAreQuiet) {
 TEST_F(SendTrackerTest, WhatArrivedBeforeItsAbortIsDone) {
   for (const bool refused : {false, true}) {
     const uint64_t id = refused ? 2 : 1;
-    Transfer& write = Begin(Counted(id));
-    Post(write, 0);
-    tracker_.OnCompleted(write, kNow);
+    Transfer& write = Whole(Counted(id));
     if (refused) SendTracker::OnRefused(write, kWhy);
     Cancel(write);
     ASSERT_OK(Aborted(id, true));
@@ -350,9 +355,7 @@ TEST_F(SendTrackerTest, WhatArrivedBeforeItsAbortIsDone) {
     EXPECT_EQ(EndOf(id).status, refused ? kWhy : absl::OkStatus());
   }
   EXPECT_EQ(EndOf(1).delivery, Delivery::kDelivered);
-  Transfer& refused = Begin(Counted(3));
-  Post(refused, 0);
-  tracker_.OnCompleted(refused, kNow);
+  Transfer& refused = Whole(Counted(3));
   SendTracker::OnRefused(refused, kWhy);
   ASSERT_OK(Arrived(3));
   Done();
@@ -361,9 +364,7 @@ TEST_F(SendTrackerTest, WhatArrivedBeforeItsAbortIsDone) {
 }
 
 TEST_F(SendTrackerTest, AnEndComesOnTimeAndIsQuietLater) {
-  Transfer& write = Begin(Counted(1));
-  Post(write, 0);
-  tracker_.OnCompleted(write, kNow);
+  Transfer& write = Whole(Counted(1));
   Cancel(write);
   tracker_.OnTime(kNow + kGrace - Duration(1));
   EXPECT_EQ(Done(), Kinds{Kind::kStop});
@@ -489,16 +490,11 @@ TEST_F(SendTrackerTest, ASliceThatIsNotCountedGoesAgainAtOnce) {
 }
 
 TEST_F(SendTrackerTest, ALostConnectionFailsWhatHadDataOnIt) {
-  Transfer& write = Begin(Counted(1));
-  Post(write, 0);
-  tracker_.OnCompleted(write, kNow);
-  Transfer& copied = Begin(Copied(2));
-  Post(copied, 0);
-  tracker_.OnCompleted(copied, kNow);
+  Transfer& write = Whole(Counted(1));
+  Transfer& copied = Whole(Copied(2));
   Transfer& leased = Begin(Leased(3));
   ASSERT_OK(tracker_.OnLease(leased, absl::OkStatus(), kNow));
-  Post(leased, 0);
-  tracker_.OnCompleted(leased, kNow);
+  Complete(leased);
   SendTracker::Request elsewhere = Counted(4);
   elsewhere.link = kLink + 1;
   Transfer& other = Begin(elsewhere);
@@ -515,9 +511,7 @@ TEST_F(SendTrackerTest, ALostConnectionFailsWhatHadDataOnIt) {
 // --- the session is lost ---
 
 TEST_F(SendTrackerTest, ALostSessionEndsEverything) {
-  Transfer& told = Begin(Counted(1));
-  Post(told, 0);
-  tracker_.OnCompleted(told, kNow);
+  Whole(Counted(1));
   Transfer& flying = Begin(Counted(2));
   Post(flying, 0);
   Begin(Silent(Copied(3)));
