@@ -231,7 +231,7 @@ TEST_F(SendTrackerTest, CreditIsTakenAndComesBackWhereTheTargetNeverHadIt) {
   EXPECT_TRUE(tracker_.HasCredit(&large)) << "of which the target has seen nothing";
   for (uint64_t id = 3; id < 13; ++id) Begin(Counted(id));
   EXPECT_FALSE(tracker_.HasCredit(&kText)) << "number";
-  tracker_.OnCredit({.notifications = 11, .bytes = 900});
+  tracker_.OnCredit({.notifications = 11, .bytes = 50});
   EXPECT_TRUE(tracker_.HasCredit(&kText)) << "totals do not shrink";
   Transfer& last = Begin(Counted(13));
   Cancel(last);
@@ -471,6 +471,28 @@ TEST_F(SendTrackerTest, WhatWentOverAFailedRailGoesAgain) {
   EXPECT_FALSE(Arrived(1).ok()) << "the target misses a lane";
   Post(write, 1);
   EXPECT_EQ(Said(), Types{FrameType::kAmend});
+}
+
+TEST_F(SendTrackerTest, ASliceOfALaneThatIsTakenBackIsNotPrepared) {
+  Transfer& write = Begin(Counted(1));
+  Post(write, 0, false);
+  Post(write, 0);
+  tracker_.OnRailDown(kLink, 0);
+  tracker_.OnRailFenced(kLink, 0);
+  Said();
+  const SlotRef slot = LastSaid<DiscardFrame>().slots.at(0);
+  ReleasedFrame released;
+  released.freed = {slot};
+  released.discarded = {{.transfer = 1, .ref = slot, .complete = false}};
+  ASSERT_OK(tracker_.OnReleased(released, kNow));
+  // Its lane goes over rail 1 now, half of it.
+  Post(write, 1);
+  SendTracker::Prepare(write, true);
+  tracker_.OnRailDown(kLink, 1);
+  tracker_.OnRailFenced(kLink, 1);
+  EXPECT_EQ(Said(), Types{FrameType::kDiscard});
+  EXPECT_FALSE(write.prepared());
+  EXPECT_FALSE(tracker_.MayPost(write)) << "before the target has let go of the lane";
 }
 
 TEST_F(SendTrackerTest, ASliceThatIsNotCountedGoesAgainAtOnce) {
