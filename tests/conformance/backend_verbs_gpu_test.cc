@@ -18,6 +18,7 @@
 #include "tests/conformance/verbs_device.h"
 #include "tests/support/cuda_driver/hooks.h"
 #include "tests/support/gpu_pieces.h"
+#include "tests/support/test_folder.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -55,7 +56,6 @@ class VerbsGpu : public VerbsDevice {
     if (!driver.ok() || hooks_ == nullptr) {
       GTEST_SKIP() << "needs the stand-in CUDA driver: " << driver.status();
     }
-    folder_ = ::testing::TempDir() + "verbs_gpu_" + std::to_string(::getpid());
     std::filesystem::create_directories(folder_ + "/sys/module");
   }
   void TearDown() override {
@@ -63,7 +63,6 @@ class VerbsGpu : public VerbsDevice {
     hooks_->kvxfer_standin_fail_none();
     regions_.clear();
     VerbsDevice::TearDown();
-    std::filesystem::remove_all(folder_);
   }
   // On a host with that kernel module, or none.
   void UseHost(std::vector<FabricDevice> devices, const std::string& module = {},
@@ -144,7 +143,8 @@ class VerbsGpu : public VerbsDevice {
   void ExpectRandomRuns(const GpuRegion& from, const GpuRegion& to, const RemoteKey* key);
 
   const cuda_driver::Hooks* hooks_ = nullptr;
-  std::string folder_;
+  const TestFolder test_folder_;
+  const std::string folder_ = test_folder_.path();
   std::vector<std::unique_ptr<GpuRegion>> regions_;
 };
 

@@ -12,10 +12,12 @@
 
 #include "src/cli/common/exit_status.h"
 #include "tests/integration/cli_program.h"
+#include "tests/support/test_folder.h"
 
 namespace kvxfer::cli {
 namespace {
 
+using kvxfer::testing::TestFolder;
 using std::chrono::steady_clock;
 
 constexpr const char* kEightHeads =
@@ -28,9 +30,6 @@ constexpr const char* kLatent =
     R"({"num_hidden_layers": 3, "kv_lora_rank": 192, "qk_rope_head_dim": 32})";
 
 class DemoRanks : public ::testing::Test {
- public:
-  ~DemoRanks() override { unlink(config_.c_str()); }
-
  protected:
   // The caches hold fewer than all five requests, so that blocks are used again.
   std::vector<std::string> Arguments(const std::string& model, const std::vector<std::string>& more,
@@ -64,8 +63,8 @@ class DemoRanks : public ::testing::Test {
     EXPECT_EQ(result.err, "");
   }
 
-  const std::string config_ =
-      ::testing::TempDir() + "/kvxfer_ranks_" + std::to_string(getpid()) + ".json";
+  const TestFolder folder_;
+  const std::string config_ = folder_.path() + "/config.json";
 };
 
 TEST_F(DemoRanks, FourBecomeTwo) {

@@ -12,10 +12,12 @@
 
 #include "src/cli/common/exit_status.h"
 #include "tests/integration/cli_program.h"
+#include "tests/support/test_folder.h"
 
 namespace kvxfer::cli {
 namespace {
 
+using kvxfer::testing::TestFolder;
 using std::chrono::steady_clock;
 
 // A small model whose cache holds fewer than two requests, so that blocks are used again.
@@ -82,13 +84,13 @@ TEST(DemoProgram, PrintsATableForPeople) {
 }
 
 TEST(DemoProgram, ReadsAModelConfig) {
-  const std::string path = ::testing::TempDir() + "/kvxfer_config.json";
+  const TestFolder folder;
+  const std::string path = folder.path() + "/config.json";
   std::ofstream(path) << R"({"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64})";
   const Result result = RunProgram(
       {"demo", "--model", path, "--requests", "2", "--tokens", "32", "--backend", "tcp", "--json"});
   ASSERT_EQ(result.status, ExitStatus::kOk) << result.err;
   EXPECT_EQ(result.json["block_bytes"], 16 * 4 * 64 * 2);
-  unlink(path.c_str());
 }
 
 TEST(DemoProgram, EndsWhenTheOtherProcessIsKilled) {

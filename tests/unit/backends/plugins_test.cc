@@ -21,6 +21,7 @@
 #include "src/backends/plugin_files.h"
 #include "src/backends/registry.h"
 #include "tests/support/status_macros.h"
+#include "tests/support/test_folder.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -44,16 +45,8 @@ std::string FileOf(const std::string& name, const std::string& folder = KVXFER_T
   return folder + "/libkvxfer_backend_" + name + ".so";
 }
 
-// A folder of its own.
 class PluginFilesTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "kvxfer-plugins-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   void Write(const std::string& name, const std::string& text) const {
     std::ofstream(FileOf(name, folder_)) << text;
   }
@@ -66,7 +59,8 @@ class PluginFilesTest : public ::testing::Test {
     Write(name, head);
   }
 
-  std::string folder_;
+  const TestFolder test_folder_;
+  const std::string folder_ = test_folder_.path();
 };
 
 TEST(Plugins, AreMadeByTheirNameAlsoDecorated) {

@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
@@ -19,6 +18,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
+#include "tests/support/test_folder.h"
 #include "tests/unit/cuda/test_util.h"
 
 namespace kvxfer::cuda {
@@ -29,6 +29,7 @@ using kvxfer::testing::Fails;
 using kvxfer::testing::IsOk;
 using kvxfer::testing::kAmple;
 using kvxfer::testing::RunChild;
+using kvxfer::testing::TestFolder;
 
 // Arguments: a code, and words of the message. The answer of Get is that, and stays it.
 KVXFER_CHILD(CudaGetFails) {
@@ -69,12 +70,12 @@ TEST(CudaDriverLoadTest, AnOldDriverIsToldWhatItLacks) {
 }
 
 TEST(CudaDriverLoadTest, AFileThatIsNoLibraryIsNotTakenForNone) {
-  char folder[] = "/tmp/kvxfer-cuda-XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const std::string file = std::string(folder) + "/libcuda.so.1";
+  const TestFolder folder;
+  const std::string file = folder.path() + "/libcuda.so.1";
   std::ofstream(file) << "of another architecture, or cut off";
-  EXPECT_EQ(GetFails("LD_LIBRARY_PATH", folder, {"UNAVAILABLE", "cannot be loaded", file}), 0);
-  std::filesystem::remove_all(folder);
+  EXPECT_EQ(
+      GetFails("LD_LIBRARY_PATH", folder.path().c_str(), {"UNAVAILABLE", "cannot be loaded", file}),
+      0);
 }
 
 TEST(CudaDriverLoadTest, EachFailureOfInitHasItsRemedy) {

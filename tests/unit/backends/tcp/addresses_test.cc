@@ -8,6 +8,7 @@
 #include "src/backends/tcp/paths.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/tcp_streams.h"
+#include "tests/support/test_folder.h"
 #include "tests/unit/backends/tcp/test_util.h"
 
 namespace kvxfer::tcp_test {
@@ -15,6 +16,7 @@ namespace {
 
 using kvxfer::testing::DataStreams;
 using kvxfer::testing::Fails;
+using kvxfer::testing::TestFolder;
 using ::testing::HasSubstr;
 
 net::SocketAddress At(const std::string& text) {
@@ -110,8 +112,6 @@ TEST(TcpPaths, EachFamilyGoesToAnAddressOfIts) {
 class TcpLocalAddresses : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = std::filesystem::path(::testing::TempDir()) / "tcp_local_addresses";
-    std::filesystem::remove_all(root_);
     Put("sys/class/net/nic0/speed", "25000\n");
     Put("sys/class/net/dark0/speed", "-1\n");
     Put("proc/net/route",
@@ -119,16 +119,16 @@ class TcpLocalAddresses : public ::testing::Test {
         "nic0\t00010A0A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n");
     Put("proc/net/if_inet6", "fd000000000000000000000000000007 02 40 00 80 nic0\n");
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
   void Put(const std::string& path, const std::string& text) {
-    std::filesystem::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
+    const std::filesystem::path file = std::filesystem::path(folder_.path()) / path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
   }
-  std::filesystem::path root_;
+  const TestFolder folder_;
 };
 
 TEST_F(TcpLocalAddresses, AnInterfaceTellsItsAddressSubnetAndSpeed) {
-  const Sysfs sysfs(root_.string());
+  const Sysfs sysfs(folder_.path());
   const auto one = tcp::ResolveLocal({"nic0"}, sysfs);
   ASSERT_OK(one);
   EXPECT_EQ((*one)[0].at.Host(), "fd00::7");
@@ -142,7 +142,7 @@ TEST_F(TcpLocalAddresses, AnInterfaceTellsItsAddressSubnetAndSpeed) {
 }
 
 TEST_F(TcpLocalAddresses, WhatCannotBeUsedIsNamed) {
-  const Sysfs sysfs(root_.string());
+  const Sysfs sysfs(folder_.path());
   const auto refused = [&](const std::vector<std::string>& wanted, const char* part) {
     return Fails(tcp::ResolveLocal(wanted, sysfs), absl::StatusCode::kInvalidArgument,
                  {"KVXFER_TCP_ADDRESSES", part});
