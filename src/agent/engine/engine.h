@@ -118,6 +118,9 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   Piggyback PiggybackTo(const Incarnation& initiator) override {
     return inbound_.PiggybackTo(initiator);
   }
+  bool IsConnected(const Incarnation& initiator) const override {
+    return inbound_.IsConnected(initiator);
+  }
   void PiggybackLinkFromLost(const Incarnation& peer) override { inbound_.PiggybackLinkLost(peer); }
   void PiggybackLinkToLost(const Incarnation& peer) override;
   absl::Status OnPiggybackedFrom(const Incarnation& peer, uint64_t session,

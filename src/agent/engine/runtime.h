@@ -53,6 +53,8 @@ class ReverseSession {
     bool* carried = nullptr;  // of that connection: set once something was piggybacked on it
   };
   virtual Piggyback PiggybackTo(const Incarnation& initiator) = 0;
+  // `initiator` has a connection to this agent, for its session.
+  virtual bool IsConnected(const Incarnation& initiator) const = 0;
   // A connection is lost over which messages of the session from `peer`, or to `peer`, were
   // piggybacked.
   virtual void PiggybackLinkFromLost(const Incarnation& peer) = 0;

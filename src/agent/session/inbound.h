@@ -101,6 +101,7 @@ class InboundHub {
   void Pump();
   // See ReverseSession.
   ReverseSession::Piggyback PiggybackTo(const Incarnation& initiator);
+  bool IsConnected(const Incarnation& initiator) const;
   void PiggybackLinkLost(const Incarnation& initiator);
   absl::Status OnPiggybacked(const Incarnation& initiator, uint64_t id,
                              std::span<const std::byte> message);

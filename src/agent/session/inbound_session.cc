@@ -107,6 +107,11 @@ ReverseSession::Piggyback InboundHub::PiggybackTo(const Incarnation& initiator) 
   return piggyback;
 }
 
+bool InboundHub::IsConnected(const Incarnation& initiator) const {
+  const auto it = sessions_.find(initiator);
+  return it != sessions_.end() && !it->second->over() && !it->second->links.empty();
+}
+
 void InboundHub::PiggybackLinkLost(const Incarnation& initiator) {
   const auto it = sessions_.find(initiator);
   if (it != sessions_.end()) it->second->channel.Rewind();

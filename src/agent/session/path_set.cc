@@ -122,8 +122,7 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
       late = true;
       continue;
     }
-    const bool failed = path.failures > 0 && path.failed_at >= posted;
-    if (failed) continue;
+    if (GaveUp(path, posted, now)) continue;
     if (now < path.retry_at) {
       wait = true;  // but a path after it may be up
       continue;
@@ -136,6 +135,14 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
   if (second != nullptr) return second;
   if (late) return nullptr;
   return Unreachable(backend);
+}
+
+// For what was posted at `posted`.
+bool PathSet::GaveUp(const Path& path, Time posted, Time now) const {
+  if (path.failures == 0 || path.failed_at < posted) return false;
+  if (absl::IsFailedPrecondition(path.last_error)) return true;  // the peer's own refusal
+  const bool carried = path.lost_at != Time{} && now - path.lost_at < kAbandonAfter;
+  return !(carried && user_->PeerIsConnected());
 }
 
 // Words pass on it, and data not yet.
@@ -246,7 +253,9 @@ void PathSet::OnProven(Link& link) {
 void PathSet::OnDown(Link& link, const absl::Status& why, Time now) {
   const auto path = std::ranges::find_if(paths_, [&](Path& p) { return p.link.get() == &link; });
   path->last_error = why;
-  if (!link.proven) {
+  if (link.proven) {
+    path->lost_at = now;
+  } else {
     if (!link.refused) path->failed_at = now;
     path->retry_at = now + Backoff(path->failures++);
   }

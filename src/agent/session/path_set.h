@@ -5,6 +5,10 @@
 // reaches is staged over one that can. A path that failed is not waited for where another one
 // suits, and is tried again beside it after a rest. Links are made when a transfer wants one.
 //
+// One attempt that fails shows that the peer cannot be reached, except where it says otherwise
+// itself: a path that carried before, to a peer that is connected to this agent, is tried for
+// kAbandonAfter.
+//
 // What a link says goes to its user, who tells the set of what concerns it: OnProven and OnDown.
 //
 // Thread-safety: none; owned by the engine. Split: path_set.cc (which link; connecting, loss),
@@ -39,7 +43,13 @@ class PathSet {
    public:
     // A link to the peer is about to be made, and it is the only one.
     virtual void OnFirstLink() = 0;
+    // The peer has a connection of its own to this agent.
+    virtual bool PeerIsConnected() const = 0;
   };
+
+  // A session without a connection is given up before the target sweeps it
+  // (InboundHub::kSweepAfter), so that both never disagree on what was delivered.
+  static constexpr Duration kAbandonAfter = std::chrono::seconds(30);
 
   // Everything here outlives the set. `metadata` and `regions` are the peer's; the paths are those
   // that `metadata` offers now.
@@ -54,7 +64,7 @@ class PathSet {
 
   // The link for a transfer; null while one is being made; or why there is none.
   // ResourceExhausted: each path that was tried found nothing left to connect with. A path that
-  // failed since the transfer was posted is not waited for.
+  // failed since the transfer was posted is not waited for, but for the exception above.
   absl::StatusOr<Link*> LinkFor(const internal::TransferRecord& record, Time now);
   // The same for what carries no data and was posted at `posted`.
   absl::StatusOr<Link*> LinkForMessages(Time posted, Time now);
@@ -96,6 +106,7 @@ class PathSet {
     absl::Status reachable{};   // static: the backend's own word
     absl::Status last_error{};  // of the last attempt or connection
     Time failed_at{};           // an attempt failed
+    Time lost_at{};             // a link that had been proven went down
     Time retry_at{};
     uint32_t failures = 0;  // in a row
     PathMeasure seen{};
@@ -112,6 +123,7 @@ class PathSet {
   PathOrder Preferred(uint64_t bytes, Time now) const;
   absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now,
                                 Suits suits, Link* second = nullptr);
+  bool GaveUp(const Path& path, Time posted, Time now) const;
   void PassOver(Path& path);
   void TryAgain(Path& path, Time now);
   absl::Status Dial(Path& path, Time now);

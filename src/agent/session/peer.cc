@@ -174,7 +174,7 @@ Time Peer::NextTimer() const {
       !queue_.empty() || !active_.empty() || !quarantined_.empty() || stager_.unsettled();
   if (closing_ && paths_.links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
   if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
-    next = std::min(next, unlinked_ + kAbandonAfter);
+    next = std::min(next, unlinked_ + PathSet::kAbandonAfter);
   }
   next = std::min(next, paths_.NextTimer(waiting, pumped_));
   if (!closing_) next = std::min(next, points_.next());

@@ -84,10 +84,6 @@ struct Outbound {
 
 class Peer : private PathSet::User {
  public:
-  // A session without a connection is given up before the target sweeps it
-  // (InboundHub::kSweepAfter), so that both never disagree on what was delivered.
-  static constexpr Duration kAbandonAfter = std::chrono::seconds(30);
-
   Peer(Runtime* runtime, AgentMetadata metadata);
   ~Peer() override;
 
@@ -135,6 +131,9 @@ class Peer : private PathSet::User {
   // peer_links.cc
   void OnLinkEvent(Link& link, Event& event) override;
   void OnFirstLink() override;
+  bool PeerIsConnected() const override {
+    return runtime_->reverse_session->IsConnected(metadata_.incarnation);
+  }
   void OnDown(Link& link, const absl::Status& why);
   void LoseData(Link& link, const absl::Status& why);
   void FinishClosing(Time now);

@@ -89,7 +89,7 @@ void Peer::LoseData(Link& link, const absl::Status& why) {
 void Peer::KeepAlive(Time now) {
   if (paths_.UpLink() != nullptr) return;
   const bool session_waits = !active_.empty() || channel_.kept() > 0;
-  if (session_waits && unlinked_ != Time{} && now - unlinked_ > kAbandonAfter) {
+  if (session_waits && unlinked_ != Time{} && now - unlinked_ > PathSet::kAbandonAfter) {
     const absl::Status why = paths_.Unreachable("");
     ResetSession(absl::Status(why.code(), absl::StrCat("peer ", metadata_.name,
                                                        " not reached again: ", why.message())),

@@ -182,6 +182,7 @@ class PathSetTest : public ::testing::Test, public PathSet::User {
 
   void OnLinkEvent(Link& /*link*/, Event& /*event*/) override {}
   void OnFirstLink() override { ++first_links_; }
+  bool PeerIsConnected() const override { return peer_is_connected_; }
 
   Runtime runtime_;
   AgentMetadata metadata_{};
@@ -192,6 +193,7 @@ class PathSetTest : public ::testing::Test, public PathSet::User {
   std::unique_ptr<PathSet> paths_;
   Time now_ = Time{} + 1000 * kTimeout;
   int first_links_ = 0;
+  bool peer_is_connected_ = false;
 
  private:
   void Register(std::vector<std::byte>& memory, MemoryKind kind, bool is_staging = false) {
@@ -268,6 +270,54 @@ TEST_F(PathSetTest, APathThatFailsGivesWayAndIsNotWaitedFor) {
   Plan(later, MemoryKind::kHost);
   EXPECT_EQ(Goes(later), "tcp");
   EXPECT_EQ(verbs.dials, 1);
+}
+
+// A network that loses connections may lose the next attempt too. Expect that this fails what waits
+// only where nothing else shows that the peer can be reached.
+TEST_F(PathSetTest, ALostPathIsTriedOnWhileThePeerIsConnected) {
+  FakeBackend& tcp = Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  peer_is_connected_ = true;
+  // Expect that a path that never carried gets one attempt all the same.
+  EXPECT_EQ(Goes(record), "waits");
+  Fail(Making(0));
+  EXPECT_THAT(Goes(record), HasSubstr("unreachable (tcp: refused)"));
+  record.posted = now_ += kMs * 20;
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(0));
+  Fail(Making(0), absl::UnavailableError("reset"));
+  const Time lost = now_;
+  for (int attempt = 0; now_ - lost < PathSet::kAbandonAfter; ++attempt) {
+    EXPECT_EQ(Goes(record), "waits");
+    EXPECT_EQ(tcp.dials, attempt + 3);
+    now_ += kMs;
+    Fail(Making(0));
+    EXPECT_EQ(Goes(record), "waits");
+    EXPECT_LE(Paths().NextTimer(true, now_), now_ + 2 * kTimeout);
+    if (attempt == 3) {
+      peer_is_connected_ = false;
+      EXPECT_THAT(Goes(record), HasSubstr("unreachable (tcp: refused)"));
+      peer_is_connected_ = true;
+    }
+    now_ += 2 * kTimeout;
+  }
+  EXPECT_THAT(Goes(record), HasSubstr("unreachable (tcp: refused)"));
+}
+
+TEST_F(PathSetTest, ALostPathThatIsRefusedForGoodIsNotTriedOn) {
+  Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  peer_is_connected_ = true;
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(0));
+  Fail(Making(0), absl::UnavailableError("reset"));
+  EXPECT_EQ(Goes(record), "waits");
+  Fail(Making(0), absl::FailedPreconditionError("another version"));
+  EXPECT_THAT(Goes(record), HasSubstr("another version"));
 }
 
 TEST_F(PathSetTest, APathThatFailedIsTriedAgainBesideTheOneInUse) {
