@@ -11,6 +11,8 @@ channel=src/core/protocol/reliable_channel.cc
 rails=src/core/protocol/rail_fences.cc
 tracks=src/core/protocol/send_tracker.cc
 ends=src/core/protocol/send_tracker_end.cc
+session=src/core/protocol/session.cc
+table_of_session=src/core/protocol/session.h
 
 mutant "no drain before DISCARDED is answered" $tracker \
   'return Annotate(s, "DISCARD");
@@ -247,3 +249,66 @@ mutant "the owner of a lease is not told of a read given up" $ends \
   '    PushFetchEnd(transfer, 0);' ''
 mutant "staged ops are waited for" $ends \
   '    return Act(Action::Kind::kAbandon, transfer);' ''
+
+mutant "session: another incarnation may answer the hello" $session \
+  '  if (ack.target != target) {' '  if (ack.target.IsZero()) {'
+mutant "session: a hello has two answers" $session \
+  '  if (answered_) return absl' '  if (answered_ && due_ > 9) return absl'
+mutant "session: pages of regions are not waited for" $session \
+  '  if (pages) due_ = ack.last_region;' ''
+mutant "session: pages are waited for that no target of the version sends" $session \
+  '  if (pages) due_' '  due_'
+mutant "session: pages of another incarnation count" $session \
+  'if (page.target != target) return' 'if (page.target.IsZero()) return'
+mutant "session: a page counts one region too few" $session \
+  'page.last} - page.first + 1;' 'page.last} - page.first;'
+mutant "session: up before the answer to the hello" $table_of_session \
+  'return answered_ && listed_' 'return listed_'
+mutant "session: a target of the first version takes piggybacked messages" $session \
+  'ack.version >= kPiggybackVersion' 'ack.version >= kMinProtocolVersion'
+mutant "session: an older target fences rails" $session \
+  'ack.version >= kRailVersion' 'ack.version + 1 >= kRailVersion'
+mutant "session: a new session asks to go on with an old one" $session \
+  'known ? channel_.oldest_kept() : 0' 'channel_.oldest_kept()'
+mutant "session: a session that is known begins anew at the target" $session \
+  'state_ == State::kLinked || state_ == State::kUnlinked;' 'state_ == State::kLinked;'
+mutant "session: nothing is sent again over the first connection" $session \
+  '  if (first) channel_.Rewind();' ''
+mutant "session: a further connection sends everything again" $session \
+  '  if (first) channel_.Rewind();' '  channel_.Rewind();'
+mutant "session: what a lost connection had taken is not sent again" $session \
+  '  channel_.Rewind();
+  if (!last) return;' '  if (!last) return;'
+mutant "session: unlinked while another connection is up" $session \
+  '  if (!last) return;' ''
+mutant "session: the time without a connection begins once" $session \
+  '  unlinked_ = now;' '  if (unlinked_ == Time{}) unlinked_ = now;'
+mutant "session: unlinked though a connection is up" $session \
+  '  unlinked_ = Time{};' ''
+mutant "session: a target that acknowledges nothing is put up with" $session \
+  'if (channel_.kept() <= ReliableChannel::kMaxKept) return' 'if (channel_.kept() > 0) return'
+mutant "session: a piggybacked message acknowledges nothing" $session \
+  'if (auto status = channel_.OnAck(envelope->ack); !status.ok()) return status;' ''
+mutant "session: given up though nothing waits" $session \
+  'return awaits && unlinked_' 'return unlinked_'
+mutant "session: frames that are kept do not wait" $session \
+  'const bool awaits = waits || !idle();' 'const bool awaits = waits;'
+mutant "session: given up while a connection is up" $session \
+  'return awaits && unlinked_ != Time{} ?' 'return awaits ?'
+mutant "session: the next session has the same number" $session '  ++number_;' ''
+mutant "session: the next session replays the one before" $session \
+  '  channel_ = ReliableChannel();' ''
+mutant "session: the target knows a session that it never saw" $table_of_session \
+  '{State::kRenewed, Event::kLastLinkDown, State::kNew}' \
+  '{State::kRenewed, Event::kLastLinkDown, State::kUnlinked}'
+mutant "session: a renewed session is still known" $table_of_session \
+  '{State::kUnlinked, Event::kRenew, State::kNew}' \
+  '{State::kUnlinked, Event::kRenew, State::kUnlinked}'
+mutant "session: what was posted with the loss belongs to the next" $table_of_session \
+  'return posted <= unlinked_;' 'return posted < unlinked_;'
+mutant "session: a target that forgot the session is not asked again soon" $session \
+  '.again = true, .forgotten = true' '.forgotten = true'
+mutant "session: a target that closes has forgotten the session" $session \
+  '.again = true};' '.again = true, .forgotten = true};'
+mutant "session: a restarted target is not known to be dead" $session \
+  '              .gone = true};' '              };'

@@ -20,8 +20,8 @@ command -v ccache >/dev/null && compiler="ccache $compiler"
 linker=
 command -v mold >/dev/null && linker=-fuse-ld=mold
 
-units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker rail_fences send_tracker"
-sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) src/core/base/text.cc src/core/protocol/id_set.cc src/core/protocol/send_tracker_end.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
+units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker rail_fences send_tracker session"
+sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) tests/support/scale.cc src/core/base/text.cc src/core/base/types.cc src/core/base/random.cc src/core/protocol/id_set.cc src/core/protocol/send_tracker_end.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
 for unit in $units; do sources+=" src/core/protocol/$unit.cc tests/unit/core/protocol/${unit}_test.cc"; done
 sources+=" tests/unit/core/protocol/arrival_tracker_exhaustive_test.cc tests/unit/core/protocol/arrival_tracker_random_test.cc"
 
@@ -55,7 +55,7 @@ fi
 total=0 survivors=0
 [ $mode = check ] || printf '| mutant | killed by |\n|---|---|\n'
 mutant() {
-  local name=$1 file=$2 copy="$work/mutant"
+  local name=$1 file=$2 copy="$work/mutant" source
   [[ "$name $file" == *"$only"* ]] || return 0
   shift 2
   rm -rf "$copy" && mkdir -p "$copy/source"
@@ -71,7 +71,19 @@ open(target, "w").write(text)
 PY
   total=$((total + 1))
   [ $mode != check ] || return 0
-  compile "$copy/source/$(basename "$file")" "$copy/$(basename "$(object "$file")")"
+  case $file in
+    *.cc) compile "$copy/source/$(basename "$file")" "$copy/$(basename "$(object "$file")")" ;;
+    *.h)  # of a unit: its source and its test include it, and nothing else does
+      local unit; unit=$(basename "$file" .h)
+      mkdir -p "$(dirname "$work/include/$file")"
+      cp "$copy/source/$unit.h" "$work/include/$file"
+      for source in "${file%.h}.cc" "tests/unit/core/protocol/${unit}_test.cc"; do
+        # ccache would not look at a header that lies before the one that it knows.
+        CCACHE_DISABLE=1 compile "$root/$source" "$copy/$(basename "$(object "$source")")"
+      done
+      rm "$work/include/$file"
+      ;;
+  esac
   link "$copy"
   local killers=() killer filter
   # The rules by example, every small world, and, where neither notices, random schedules.

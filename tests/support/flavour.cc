@@ -22,14 +22,6 @@ std::vector<Flavour> BetweenProcesses(std::vector<Flavour> all) {
 
 }  // namespace
 
-uint64_t TestSeed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("KVXFER_TEST_SEED");
-    return text == nullptr ? uint64_t{1} : std::strtoull(text, nullptr, 10);
-  }();
-  return seed;
-}
-
 bool Flavour::between_processes() const {
   return inner() != "loopback" && (inner() != "verbs" || RealVerbs());
 }

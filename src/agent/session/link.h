@@ -19,6 +19,7 @@
 #include "src/core/plan/path_choice.h"
 #include "src/core/plan/rail_picker.h"
 #include "src/core/protocol/rail_fences.h"
+#include "src/core/protocol/session.h"
 
 namespace kvxfer {
 
@@ -60,10 +61,7 @@ class Link : public EndpointUser {
   const size_t backend;
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
-  // In kHello: what the target has said so far.
-  bool acked = false;
-  uint64_t regions_due = 0;     // of which it is to say whether they live, by its hello-ack
-  uint64_t regions_listed = 0;  // and of so many it has
+  Handshake handshake{};  // in kHello: what the target has said so far
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.

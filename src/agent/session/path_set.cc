@@ -141,7 +141,7 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
 bool PathSet::GaveUp(const Path& path, Time posted, Time now) const {
   if (path.failures == 0 || path.failed_at < posted) return false;
   if (absl::IsFailedPrecondition(path.last_error)) return true;  // the peer's own refusal
-  const bool carried = path.lost_at != Time{} && now - path.lost_at < kAbandonAfter;
+  const bool carried = path.lost_at != Time{} && now - path.lost_at < Session::kAbandonAfter;
   return !(carried && user_->PeerIsConnected());
 }
 

@@ -7,7 +7,7 @@
 //
 // One attempt that fails shows that the peer cannot be reached, except where it says otherwise
 // itself: a path that carried before, to a peer that is connected to this agent, is tried for
-// kAbandonAfter.
+// Session::kAbandonAfter.
 //
 // What a link says goes to its user, who tells the set of what concerns it: OnProven and OnDown.
 //
@@ -46,10 +46,6 @@ class PathSet {
     // The peer has a connection of its own to this agent.
     virtual bool PeerIsConnected() const = 0;
   };
-
-  // A session without a connection is given up before the target sweeps it
-  // (InboundHub::kSweepAfter), so that both never disagree on what was delivered.
-  static constexpr Duration kAbandonAfter = std::chrono::seconds(30);
 
   // Everything here outlives the set. `metadata` and `regions` are the peer's; the paths are those
   // that `metadata` offers now.

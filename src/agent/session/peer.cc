@@ -32,9 +32,10 @@ Peer::Peer(Runtime* runtime, AgentMetadata metadata)
     : runtime_(runtime),
       metadata_(std::move(metadata)),
       paths_(runtime, &metadata_, &regions_, this),
-      session_(RandomNonZero64()),
-      unlinked_(Now()),
-      tracker_(&channel_, runtime->options.cancel_grace),
+      session_({.name = runtime->options.name, .incarnation = runtime->incarnation},
+               {.name = metadata_.name, .incarnation = metadata_.incarnation}, RandomNonZero64(),
+               Now()),
+      tracker_(&session_.channel(), runtime->options.cancel_grace),
       stager_(this, &runtime->staging) {
   OnMetadata();
 }
@@ -173,9 +174,7 @@ Time Peer::NextTimer() const {
   const bool waiting =
       !queue_.empty() || !active_.empty() || !quarantined_.empty() || stager_.unsettled();
   if (closing_ && paths_.links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
-  if (!closing_ && unlinked_ != Time{} && (!active_.empty() || channel_.kept() > 0)) {
-    next = std::min(next, unlinked_ + PathSet::kAbandonAfter);
-  }
+  if (!closing_) next = std::min(next, session_.abandon_at(!active_.empty()));
   next = std::min(next, paths_.NextTimer(waiting, pumped_));
   if (!closing_) next = std::min(next, points_.next());
   if (waits_ready_ || waits_key_) next = std::min(next, Now() + kReadyPoll);

@@ -39,8 +39,8 @@
 #include "src/agent/staging/stager.h"
 #include "src/core/plan/slice_walk.h"
 #include "src/core/protocol/metadata.h"
-#include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/send_tracker.h"
+#include "src/core/protocol/session.h"
 
 namespace kvxfer {
 
@@ -94,12 +94,12 @@ class Peer : private PathSet::User {
 
   // Whether `session` is the present one, with this incarnation.
   bool Knows(const Incarnation& incarnation, uint64_t session) const {
-    return session == session_ && incarnation == metadata_.incarnation;
+    return session == session_.number() && incarnation == metadata_.incarnation;
   }
   // What the target says in the present session over a connection of its own.
   absl::Status OnPiggybacked(std::span<const std::byte> message);
   // One that took along what this agent said in the present session is lost.
-  void PiggybackLinkLost() { channel_.Rewind(); }
+  void PiggybackLinkLost() { session_.channel().Rewind(); }
 
   void Submit(TransferPtr record);
   // The transfer `id` of this agent, if this peer has it and it has not ended.
@@ -148,7 +148,10 @@ class Peer : private PathSet::User {
   void OnRegions(Link& link, const Envelope& envelope);
   void GoUp(Link& link);
   void CheckDeath(const absl::Status& why);
-  void ResetSession(const absl::Status& why, Time posted_until = Time::max());
+  // What of the queue ends with it: all, or only what was posted before its last connection was
+  // lost.
+  enum class Ends : uint8_t { kAll, kPreceding };
+  void ResetSession(const absl::Status& why, Ends which);
   void NewSession();
   bool SessionIsIdle() const;
 
@@ -199,8 +202,6 @@ class Peer : private PathSet::User {
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
   void OnPiggyback(Link& link, std::span<const std::byte> body);
-  absl::Status TakeNumbered(const Envelope& envelope);
-  absl::Status TakeOneOfTwo(std::span<const std::byte> message);  // of a piggyback frame
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
   absl::Status OnKvAnswer(const KvAnswerFrame& frame);
   absl::Status OnLeaseAnswer(const LeaseAnswerFrame& frame);
@@ -243,12 +244,7 @@ class Peer : private PathSet::User {
   TransferState close_state_ = TransferState::kActive;
   absl::Status close_why_{};
 
-  // Session.
-  uint64_t session_ = 0;
-  bool session_known_ = false;  // the target has answered a hello of it
-  uint16_t version_ = 0;        // of the protocol; all connections of a session agree on the same
-  ReliableChannel channel_;
-  Time unlinked_{};  // since when no link is up
+  Session session_;
   Time death_asked_{};
   Time pumped_{};  // timers up to then have been seen to
 

@@ -21,7 +21,7 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     runtime_->presence.Heard(metadata_.name, metadata_.incarnation);
   }
   if (envelope->type == FrameType::kRefuse) return OnRefuse(link, *envelope);
-  if (auto status = channel_.OnAck(envelope->ack); !status.ok()) {
+  if (auto status = session_.channel().OnAck(envelope->ack); !status.ok()) {
     return ProtocolError(link, status);
   }
   if (envelope->type == FrameType::kHelloAck) return OnHelloAck(link, *envelope);
@@ -33,7 +33,10 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   if (envelope->type == FrameType::kPiggyback) return OnPiggyback(link, envelope->body);
   if (envelope->type == FrameType::kRailFenced) return OnRailFenced(link, *envelope);
   if (envelope->sequence == 0) return;
-  if (auto status = TakeNumbered(*envelope); !status.ok()) ProtocolError(link, status);
+  const auto take = [this](const auto& frame) { return OnNumbered(frame); };
+  if (auto status = session_.OnNumbered(*envelope, take); !status.ok()) {
+    ProtocolError(link, status);
+  }
 }
 
 // First what the target acknowledges, then what it begins: an answer is told after the transfer
@@ -45,7 +48,8 @@ void Peer::OnPiggyback(Link& link, std::span<const std::byte> body) {
   if (status.ok() && link.was_up && !link.carries) {
     status = absl::InvalidArgumentError("a piggyback frame in protocol version 1");
   }
-  if (status.ok()) status = TakeOneOfTwo(both->own);
+  const auto take = [this](const auto& frame) { return OnNumbered(frame); };
+  if (status.ok()) status = session_.OnPiggybacked(both->own, take);
   if (status.ok()) {
     status = runtime_->reverse_session->OnPiggybackedFrom(metadata_.incarnation, both->session,
                                                           both->carried);
@@ -53,25 +57,10 @@ void Peer::OnPiggyback(Link& link, std::span<const std::byte> body) {
   if (!status.ok()) ProtocolError(link, status);
 }
 
-absl::Status Peer::TakeNumbered(const Envelope& envelope) {
-  absl::Status status =
-      channel_.OnFrame(envelope, [this](const auto& frame) { return OnNumbered(frame); });
-  if (status.ok() && channel_.kept() > ReliableChannel::kMaxKept) {
-    status = absl::ResourceExhaustedError("it acknowledges nothing");
-  }
-  return status;
-}
-
-absl::Status Peer::TakeOneOfTwo(std::span<const std::byte> message) {
-  const auto envelope = DecodeNumbered(message);
-  absl::Status status = envelope.status();
-  if (status.ok()) status = channel_.OnAck(envelope->ack);
-  return status.ok() ? TakeNumbered(*envelope) : status;
-}
-
 absl::Status Peer::OnPiggybacked(std::span<const std::byte> message) {
-  absl::Status status = TakeOneOfTwo(message);
-  if (!status.ok()) ResetSession(Broken(status));
+  const auto take = [this](const auto& frame) { return OnNumbered(frame); };
+  absl::Status status = session_.OnPiggybacked(message, take);
+  if (!status.ok()) ResetSession(Broken(status), Ends::kAll);
   Settle();
   return status;
 }
@@ -144,7 +133,8 @@ absl::Status Peer::OnLeaseAnswer(const LeaseAnswerFrame& frame) {
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
 absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
-  if (auto status = asked_.CheckSpace(frame, version_, waits_closed_.size()); !status.ok()) {
+  if (auto status = asked_.CheckSpace(frame, session_.version(), waits_closed_.size());
+      !status.ok()) {
     return status;
   }
   if (auto status = regions_.CheckRevoked(); !status.ok()) return status;
@@ -194,7 +184,7 @@ absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
 // else has it open.
 void Peer::AnswerQuiesce() {
   const auto answer = [this](uint64_t id) {
-    channel_.Push(FrameType::kQuiet, QuietFrame{.id = id});
+    session_.channel().Push(FrameType::kQuiet, QuietFrame{.id = id});
   };
   for (const AskedBook::Question& quiet : asked_.TakeQuiet()) {
     // New transfers cannot use them, and those that did have ended.
@@ -212,7 +202,7 @@ void Peer::AnswerQuiesce() {
 void Peer::ProtocolError(Link& link, const absl::Status& why) {
   const absl::Status status = Broken(why);
   link.Close(status);
-  ResetSession(status);
+  ResetSession(status, Ends::kAll);
 }
 
 absl::Status Peer::Broken(const absl::Status& why) const {

@@ -65,9 +65,7 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
   paths_.OnDown(link, cause, now);
   LoseData(link, cause);
   if (was_up) {
-    // What it had taken may be lost, whatever other connections there are.
-    channel_.Rewind();
-    if (paths_.UpLink() == nullptr) unlinked_ = now;
+    session_.OnLinkDown(paths_.UpLink() == nullptr, now);
     if (link.carried) runtime_->reverse_session->PiggybackLinkFromLost(metadata_.incarnation);
   }
   if (was_up) runtime_->presence.LinkDown(metadata_.name, metadata_.incarnation, cause);
@@ -88,17 +86,16 @@ void Peer::LoseData(Link& link, const absl::Status& why) {
 // Makes sure that there is a connection while anything waits for the target's word.
 void Peer::KeepAlive(Time now) {
   if (paths_.UpLink() != nullptr) return;
-  const bool session_waits = !active_.empty() || channel_.kept() > 0;
-  if (session_waits && unlinked_ != Time{} && now - unlinked_ > PathSet::kAbandonAfter) {
+  if (now > session_.abandon_at(!active_.empty())) {
     const absl::Status why = paths_.Unreachable("");
     ResetSession(absl::Status(why.code(), absl::StrCat("peer ", metadata_.name,
                                                        " not reached again: ", why.message())),
-                 unlinked_);
+                 Ends::kPreceding);
   }
   if (active_.empty() && quarantined_.empty() && !stager_.unsettled()) return;
   // Transfers that wait for word only are failed by the first attempt that fails after the loss,
   // which may itself have been one.
-  const auto link = paths_.LinkForMessages(unlinked_ + Duration(1), now);
+  const auto link = paths_.LinkForMessages(session_.unlinked() + Duration(1), now);
   if (link.ok()) return;
   // An attempt that fails at once has no kDown to say so. The kernel is not asked in every round.
   if (now - death_asked_ >= kDeathAsked) {
@@ -139,8 +136,7 @@ void Peer::Heartbeat(Link& link, Time now) {
             std::chrono::duration_cast<std::chrono::milliseconds>(now - link.heard).count(),
             " ms (stopped, or cut off)")));
   }
-  const std::string ping =
-      EncodeMessage(FrameType::kPing, 0, channel_.received(), PingFrame{.nonce = 1});
+  const std::string ping = session_.Message(FrameType::kPing, PingFrame{.nonce = 1});
   link.endpoint->Send(std::as_bytes(std::span(ping)));
   const bool in_use = !active_.empty() || link.unanswered != now;
   link.ping_at = in_use ? now + options.heartbeat : NextIdlePing(now, options.heartbeat);

@@ -28,8 +28,7 @@ void Peer::SendRailFences() {
     if (link.rails.all_up()) return;
     auto due = link.rails.NextDue();
     for (; due.ok() && due->has_value(); due = link.rails.NextDue()) {
-      const std::string message =
-          EncodeMessage(FrameType::kFenceRail, 0, channel_.received(), RailFrame{.rail = **due});
+      const std::string message = session_.Message(FrameType::kFenceRail, RailFrame{.rail = **due});
       if (!link.endpoint->Send(std::as_bytes(std::span(message)))) break;
       link.rails.OnFenceSent(**due);
     }

@@ -410,7 +410,8 @@ bool Peer::PostOn(Outbound& outbound, const Op& op) {
 // one (tcp then acknowledges with its answers), but for frames whose data goes over `link`.
 // False: no room.
 bool Peer::SendPiggybacked(Link& link) {
-  const std::string* mine = channel_.NextToSend();
+  ReliableChannel& channel = session_.channel();
+  const std::string* mine = channel.NextToSend();
   if (mine == nullptr || mine->size() > kMaxPiggybackBytes) return true;
   const ReverseSession::Piggyback piggyback =
       runtime_->reverse_session->PiggybackTo(metadata_.incarnation);
@@ -420,12 +421,12 @@ bool Peer::SendPiggybacked(Link& link) {
   const bool back = piggyback.endpoint != nullptr && !inline_data_ && piggyback.heard > link.heard;
   if (!back && !link.carries) return true;
   const std::string message =
-      back ? EncodePiggyback(piggyback.channel->received(), session_, *mine, *theirs)
-           : EncodePiggyback(channel_.received(), piggyback.session, *theirs, *mine);
+      back ? EncodePiggyback(piggyback.channel->received(), session_.number(), *mine, *theirs)
+           : EncodePiggyback(channel.received(), piggyback.session, *theirs, *mine);
   Endpoint& endpoint = back ? *piggyback.endpoint : *link.endpoint;
   // What waits for the other connection's room may still go over this one.
   if (!endpoint.Send(std::as_bytes(std::span(message)))) return back;
-  channel_.MessageSent();
+  channel.MessageSent();
   piggyback.channel->MessageSent();
   (back ? *piggyback.carried : link.carried) = true;
   return true;
@@ -436,7 +437,7 @@ void Peer::FlushControl() {
   Link* link = paths_.UpLink();
   if (link == nullptr || !SendPiggybacked(*link)) return;
   inline_data_ = false;
-  SendKept(channel_, *link->endpoint);
+  SendKept(session_.channel(), *link->endpoint);
 }
 
 }  // namespace kvxfer

@@ -4,23 +4,16 @@
 
 #include "src/agent/session/peer.h"
 #include "src/core/base/host_identity.h"
-#include "src/core/base/log.h"
 #include "src/core/base/strings.h"
-#include "src/core/base/text.h"
 
 namespace kvxfer {
 
 void Peer::OnConnected(Link& link) {
-  HelloFrame hello{.initiator = runtime_->incarnation,
-                   .target = metadata_.incarnation,
-                   .session = session_,
-                   .oldest_kept = session_known_ ? channel_.oldest_kept() : 0,
-                   .name = runtime_->options.name};
   link.LearnRails(runtime_->options.connect_timeout, Now());
   link.state = Link::State::kHello;
   link.give_up = Now() + runtime_->options.connect_timeout;
-  const std::string message = EncodeMessage(FrameType::kHello, 0, channel_.received(), hello);
-  if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
+  const std::string hello = session_.Hello();
+  if (!link.endpoint->Send(std::as_bytes(std::span(hello)))) {
     link.Close(absl::InternalError("no room for the hello"));
   }
 }
@@ -29,18 +22,12 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   auto ack = Decode<HelloAckFrame>(envelope.body);
   if (!ack.ok()) return ProtocolError(link, ack.status());
   if (link.state != Link::State::kHello) return;
-  if (ack->target != metadata_.incarnation) {
-    return ProtocolError(link, absl::InvalidArgumentError("another incarnation took the hello"));
-  }
-  if (link.acked) return ProtocolError(link, absl::InvalidArgumentError("second hello-ack"));
-  link.acked = true;
-  version_ = ack->version;
-  link.carries = ack->version >= kPiggybackVersion;
-  link.rails.OnVersion(ack->version >= kRailVersion);
-  if (ack->version < kPageVersion) {
+  const auto agreed = session_.OnHelloAck(link.handshake, *ack);
+  if (!agreed.ok()) return ProtocolError(link, agreed.status());
+  link.carries = agreed->piggybacks;
+  link.rails.OnVersion(agreed->fences_rails);
+  if (agreed->lists_regions) {
     regions_.RevokeAllBut(std::move(ack->live_regions), ack->last_region);
-  } else {
-    link.regions_due = ack->last_region;
   }
   GoUp(link);
 }
@@ -50,10 +37,9 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
   const auto page = Decode<RegionsFrame>(envelope.body);
   if (!page.ok()) return ProtocolError(link, page.status());
   if (link.state != Link::State::kHello) return;
-  if (page->target != metadata_.incarnation) {
-    return ProtocolError(link, absl::InvalidArgumentError("regions of another incarnation"));
+  if (auto status = session_.OnPage(link.handshake, *page); !status.ok()) {
+    return ProtocolError(link, status);
   }
-  link.regions_listed += uint64_t{page->last} - page->first + 1;
   regions_.OnPage(*page);
   if (auto status = regions_.CheckRevoked(); !status.ok()) return ProtocolError(link, status);
   GoUp(link);
@@ -61,7 +47,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
 
 // Once the target has said all that it says when a connection begins.
 void Peer::GoUp(Link& link) {
-  if (!link.acked || link.regions_listed < link.regions_due) return;
+  if (!link.handshake.complete()) return;
   DropDeadKeys();
   const bool first = paths_.UpLink() == nullptr;
   link.state = Link::State::kUp;
@@ -70,9 +56,7 @@ void Peer::GoUp(Link& link) {
   link.heard = now;
   link.prove_by = now + runtime_->options.connect_timeout * 3 / 4;
   link.ping_at = now + runtime_->options.heartbeat;
-  unlinked_ = Time{};
-  session_known_ = true;
-  if (first) channel_.Rewind();
+  session_.OnLinkUp(first);
   const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
   if (arrival == Arrival::kImmediate && !tracker_.has_slots()) tracker_.RequestSlots();
   // Data sent before over a lost connection cannot land after the target's side of it is gone, and
@@ -88,31 +72,11 @@ void Peer::GoUp(Link& link) {
 void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   auto refuse = Decode<RefuseFrame>(envelope.body);
   if (!refuse.ok()) return ProtocolError(link, refuse.status());
-  absl::Status why;
-  const std::string text = Printable(refuse->text, kMaxPeerTextBytes);
-  switch (refuse->reason) {
-    case RefuseReason::kIncarnation:
-      why = absl::FailedPreconditionError(
-          absl::StrCat("peer ", metadata_.name, " restarted: its metadata is of incarnation ",
-                       metadata_.incarnation.ToString(), ", at its address is now ",
-                       refuse->target.ToString(), "; add the new metadata"));
-      break;
-    case RefuseReason::kVersion:
-    case RefuseReason::kAuth:
-      why =
-          absl::FailedPreconditionError(absl::StrCat("peer ", metadata_.name, " refused: ", text));
-      break;
-    case RefuseReason::kSession:
-    case RefuseReason::kClosing:
-      why = absl::UnavailableError(absl::StrCat("peer ", metadata_.name, " refused: ", text));
-      break;
-  }
-  const bool forgotten = refuse->reason == RefuseReason::kSession;
-  link.refused = forgotten || refuse->reason == RefuseReason::kClosing;
-  link.Close(why);
-  // What was posted after the connection was lost goes on in the new session.
-  if (forgotten) ResetSession(why, unlinked_);
-  if (refuse->reason == RefuseReason::kIncarnation) OnDeath(why);
+  const Session::Refusal refusal = session_.OnRefuse(*refuse);
+  link.refused = refusal.again;
+  link.Close(refusal.why);
+  if (refusal.forgotten) ResetSession(refusal.why, Ends::kPreceding);
+  if (refusal.gone) OnDeath(refusal.why);
 }
 
 // Where the peer's process is proven dead, nothing is kept for it.
@@ -125,17 +89,18 @@ void Peer::CheckDeath(const absl::Status& why) {
 }
 
 void Peer::OnDeath(const absl::Status& why) {
-  ResetSession(why);
+  ResetSession(why, Ends::kAll);
   ClearQuarantines();
   Settle();
 }
 
-// Ends every transfer posted up to `posted_until` and starts a session of which the target knows
-// nothing yet.
-void Peer::ResetSession(const absl::Status& why, Time posted_until) {
+// Ends every transfer of the session and starts one of which the target knows nothing yet.
+void Peer::ResetSession(const absl::Status& why, Ends which) {
   const TransferState state = TransferState::kFailed;
-  const auto before = [&](const auto& record) { return record.posted <= posted_until; };
-  for (const TransferPtr& record : queue_.Remove(before)) FailQueued(record, state, why);
+  const auto ends = [&](const auto& record) {
+    return which == Ends::kAll || session_.Precedes(record.posted);
+  };
+  for (const TransferPtr& record : queue_.Remove(ends)) FailQueued(record, state, why);
   tracker_.OnSessionLost(why, Now());
   paths_.ForEachLink([&](Link& link) { link.Close(why); });
   Settle();
@@ -143,9 +108,7 @@ void Peer::ResetSession(const absl::Status& why, Time posted_until) {
 }
 
 void Peer::NewSession() {
-  session_ += 1;
-  session_known_ = false;
-  channel_ = ReliableChannel();
+  session_.Renew();
   tracker_.NewSession();
   asked_ = {};
   waits_closed_.clear();
@@ -155,8 +118,8 @@ void Peer::NewSession() {
 // Neither side has anything to say in this session, nor is anything queued that was posted before
 // its last connection was lost and that a Quiesce at the target may have ruled out since.
 bool Peer::SessionIsIdle() const {
-  return active_.empty() && channel_.kept() == 0 && asked_.empty() && waits_closed_.empty() &&
-         !queue_.AnyOf([&](const auto& record) { return record.posted <= unlinked_; });
+  return active_.empty() && session_.idle() && asked_.empty() && waits_closed_.empty() &&
+         !queue_.AnyOf([&](const auto& record) { return session_.Precedes(record.posted); });
 }
 
 }  // namespace kvxfer

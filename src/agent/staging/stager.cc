@@ -99,7 +99,8 @@ void Stager::GiveOwn(uint32_t buffer) {
 void Stager::Ask() {
   const auto held = static_cast<uint32_t>(held_.size());
   if (held >= StageLender::kMaxHeld || std::exchange(asked_, true)) return;
-  peer_->channel_.Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held});
+  peer_->session_.channel().Push(FrameType::kStageAsk,
+                                 StageAskFrame{.count = StageLender::kMaxHeld - held});
 }
 
 void Stager::StartMove(uint64_t child, StagedOp& op) {
@@ -198,7 +199,7 @@ void Stager::PushStage(uint64_t child, const StagedOp& op, StageWhen when) {
                           .bytes = static_cast<uint32_t>(run.bytes),
                           .rkey = RemoteOf(run).rkey});
   }
-  peer_->channel_.Push(FrameType::kStage, frame);
+  peer_->session_.channel().Push(FrameType::kStage, frame);
 }
 
 void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end) {
@@ -409,7 +410,8 @@ void Stager::GiveLent(uint32_t buffer) {
 
 void Stager::GiveBack(std::vector<uint32_t> buffers) {
   for (const uint32_t buffer : buffers) held_.erase(buffer);
-  peer_->channel_.Push(FrameType::kStageBack, StageBackFrame{.buffers = std::move(buffers)});
+  peer_->session_.channel().Push(FrameType::kStageBack,
+                                 StageBackFrame{.buffers = std::move(buffers)});
 }
 
 }  // namespace kvxfer

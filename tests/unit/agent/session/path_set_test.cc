@@ -289,7 +289,7 @@ TEST_F(PathSetTest, ALostPathIsTriedOnWhileThePeerIsConnected) {
   Prove(Making(0));
   Fail(Making(0), absl::UnavailableError("reset"));
   const Time lost = now_;
-  for (int attempt = 0; now_ - lost < PathSet::kAbandonAfter; ++attempt) {
+  for (int attempt = 0; now_ - lost < Session::kAbandonAfter; ++attempt) {
     EXPECT_EQ(Goes(record), "waits");
     EXPECT_EQ(tcp.dials, attempt + 3);
     now_ += kMs;

@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "src/core/base/clock.h"
+#include "tests/support/scale.h"
 #include "tests/unit/core/protocol/protocol_model.h"
 
 namespace kvxfer::testing {
@@ -21,11 +21,6 @@ namespace {
 
 constexpr int kSchedules = kModelSanitized ? 50'000 : 1'000'000;
 constexpr int kSchedulesPerSession = 10'000;
-
-uint64_t Seed() {
-  const char* const text = std::getenv("KVXFER_TEST_SEED");
-  return text == nullptr ? 1 : std::strtoull(text, nullptr, 0);
-}
 
 class Schedules {
  public:
@@ -130,7 +125,7 @@ class Schedules {
 };
 
 TEST(ArrivalTrackerRandom, MillionSchedules) {
-  const uint64_t seed = Seed();
+  const uint64_t seed = TestSeed();
   const Time start = Now();
   Schedules schedules(seed);
   schedules.Run(kSchedules);

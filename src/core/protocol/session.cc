@@ -1,0 +1,128 @@
+#include "src/core/protocol/session.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/base/text.h"
+
+namespace kvxfer {
+
+// --- Handshake ---
+
+absl::StatusOr<Handshake::Agreed> Handshake::OnAck(const HelloAckFrame& ack,
+                                                   const Incarnation& target) {
+  if (ack.target != target) {
+    return absl::InvalidArgumentError("another incarnation took the hello");
+  }
+  if (answered_) return absl::InvalidArgumentError("second hello-ack");
+  answered_ = true;
+  const bool pages = ack.version >= kPageVersion;
+  if (pages) due_ = ack.last_region;
+  return Agreed{.piggybacks = ack.version >= kPiggybackVersion,
+                .fences_rails = ack.version >= kRailVersion,
+                .lists_regions = !pages};
+}
+
+absl::Status Handshake::OnPage(const RegionsFrame& page, const Incarnation& target) {
+  if (page.target != target) return absl::InvalidArgumentError("regions of another incarnation");
+  listed_ += uint64_t{page.last} - page.first + 1;
+  return absl::OkStatus();
+}
+
+// --- Session ---
+
+Session::Session(Party initiator, Party target, uint64_t number, Time now)
+    : initiator_(std::move(initiator)),
+      target_(std::move(target)),
+      number_(number),
+      unlinked_(now) {}
+
+void Session::Apply(Event event) {
+  const auto* const row = std::ranges::find_if(kTransitions, [&](const Transition& transition) {
+    return transition.from == state_ && transition.event == event;
+  });
+  assert(row != std::end(kTransitions));
+  state_ = row->to;
+}
+
+std::string Session::Hello() const {
+  const bool known = state_ == State::kLinked || state_ == State::kUnlinked;
+  return Message(FrameType::kHello, HelloFrame{.initiator = initiator_.incarnation,
+                                               .target = target_.incarnation,
+                                               .session = number_,
+                                               .oldest_kept = known ? channel_.oldest_kept() : 0,
+                                               .name = initiator_.name});
+}
+
+absl::StatusOr<Handshake::Agreed> Session::OnHelloAck(Handshake& handshake,
+                                                      const HelloAckFrame& ack) {
+  auto agreed = handshake.OnAck(ack, target_.incarnation);
+  if (agreed.ok()) version_ = ack.version;
+  return agreed;
+}
+
+absl::Status Session::OnPage(Handshake& handshake, const RegionsFrame& page) const {
+  return handshake.OnPage(page, target_.incarnation);
+}
+
+Session::Refusal Session::OnRefuse(const RefuseFrame& refuse) const {
+  const std::string refused =
+      absl::StrCat("peer ", target_.name, " refused: ", Printable(refuse.text, kMaxPeerTextBytes));
+  switch (refuse.reason) {
+    case RefuseReason::kIncarnation:
+      return {.why = absl::FailedPreconditionError(
+                  absl::StrCat("peer ", target_.name, " restarted: its metadata is of incarnation ",
+                               target_.incarnation.ToString(), ", at its address is now ",
+                               refuse.target.ToString(), "; add the new metadata")),
+              .gone = true};
+    case RefuseReason::kVersion:
+    case RefuseReason::kAuth:
+      return {.why = absl::FailedPreconditionError(refused)};
+    case RefuseReason::kSession:
+      return {.why = absl::UnavailableError(refused), .again = true, .forgotten = true};
+    case RefuseReason::kClosing:
+      break;
+  }
+  return {.why = absl::UnavailableError(refused), .again = true};
+}
+
+void Session::OnLinkUp(bool first) {
+  Apply(Event::kLinkUp);
+  unlinked_ = Time{};
+  if (first) channel_.Rewind();
+}
+
+void Session::OnLinkDown(bool last, Time now) {
+  channel_.Rewind();
+  if (!last) return;
+  Apply(Event::kLastLinkDown);
+  unlinked_ = now;
+}
+
+absl::Status Session::OnNumbered(const Envelope& envelope, Take take) {
+  if (auto status = channel_.OnFrame(envelope, take); !status.ok()) return status;
+  if (channel_.kept() <= ReliableChannel::kMaxKept) return absl::OkStatus();
+  return absl::ResourceExhaustedError("it acknowledges nothing");
+}
+
+absl::Status Session::OnPiggybacked(std::span<const std::byte> message, Take take) {
+  const auto envelope = DecodeNumbered(message);
+  if (!envelope.ok()) return envelope.status();
+  if (auto status = channel_.OnAck(envelope->ack); !status.ok()) return status;
+  return OnNumbered(*envelope, take);
+}
+
+Time Session::abandon_at(bool waits) const {
+  const bool awaits = waits || !idle();
+  return awaits && unlinked_ != Time{} ? unlinked_ + kAbandonAfter : Time::max();
+}
+
+void Session::Renew() {
+  Apply(Event::kRenew);
+  ++number_;
+  channel_ = ReliableChannel();
+}
+
+}  // namespace kvxfer

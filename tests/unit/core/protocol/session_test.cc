@@ -1,0 +1,556 @@
+// The initiator's side of a session: each transition, what a target's first words mean, when the
+// session is given up, and every sequence of events up to a length, and long random ones, beside an
+// oracle that knows the rules by what has happened so far and has no states.
+
+#include "src/core/protocol/session.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/scale.h"
+#include "tests/support/status_macros.h"
+
+namespace kvxfer::testing {
+namespace {
+
+using State = Session::State;
+
+constexpr Duration kMs = std::chrono::milliseconds(1);
+constexpr Duration kAbandon = Session::kAbandonAfter;
+constexpr uint64_t kFirst = 77;  // the number of the first session
+
+constexpr Time At(int64_t ms) { return Time{} + ms * kMs; }
+
+Incarnation Life(uint8_t first) {
+  Incarnation incarnation;
+  incarnation.bytes[0] = first;
+  return incarnation;
+}
+const Incarnation kHere = Life(1);
+const Incarnation kThere = Life(2);
+
+Session Made(Time now = At(1)) {
+  return Session({.name = "prefill-0", .incarnation = kHere},
+                 {.name = "decode-0", .incarnation = kThere}, kFirst, now);
+}
+
+// Led to `state`; the last connection, if there was one, was lost at 5 ms.
+Session In(State state) {
+  Session session = Made();
+  if (state != State::kNew) session.OnLinkUp(true);
+  if (state == State::kRenewed) session.Renew();
+  if (state == State::kUnlinked) session.OnLinkDown(true, At(5));
+  EXPECT_EQ(session.state(), state);
+  return session;
+}
+constexpr State kStates[] = {State::kNew, State::kRenewed, State::kLinked, State::kUnlinked};
+
+HelloAckFrame Ack(uint16_t version, uint32_t regions = 0) {
+  return {.version = version, .target = kThere, .last_region = regions};
+}
+RegionsFrame Page(uint32_t first, uint32_t last) {
+  return {.target = kThere, .first = first, .last = last};
+}
+
+HelloFrame HelloOf(const Session& session, uint64_t* ack = nullptr) {
+  const std::string message = session.Hello();
+  const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));
+  EXPECT_OK(envelope);
+  EXPECT_EQ(envelope->type, FrameType::kHello);
+  EXPECT_EQ(envelope->sequence, 0u);
+  if (ack != nullptr) *ack = envelope->ack;
+  const auto hello = Decode<HelloFrame>(envelope->body);
+  EXPECT_OK(hello);
+  return *hello;
+}
+
+// Hands over all that is to be sent; returns how many messages that were.
+size_t SendAll(ReliableChannel& channel) {
+  size_t sent = 0;
+  while (channel.NextToSend() != nullptr) {
+    channel.MessageSent();
+    ++sent;
+  }
+  return sent;
+}
+
+Envelope Numbered(uint64_t sequence) { return {.type = FrameType::kCredit, .sequence = sequence}; }
+absl::Status Ignore(const ReliableChannel::Incoming& /*frame*/) { return absl::OkStatus(); }
+
+// --- by example ---------------------------------------------------------------------------------
+
+TEST(SessionTest, ItBeginsUnknownAndWithoutAConnection) {
+  const Session session = Made(At(3));
+  EXPECT_EQ(session.state(), State::kNew);
+  EXPECT_EQ(session.number(), kFirst);
+  EXPECT_EQ(session.version(), 0);
+  EXPECT_EQ(session.unlinked(), At(3));
+  EXPECT_TRUE(session.idle());
+}
+
+TEST(SessionTest, EachTransitionOfTheTable) {
+  for (const Session::Transition& row : Session::kTransitions) {
+    Session session = In(row.from);
+    switch (row.event) {
+      case Session::Event::kLinkUp:
+        session.OnLinkUp(true);
+        EXPECT_EQ(session.unlinked(), Time{});
+        break;
+      case Session::Event::kLastLinkDown:
+        session.OnLinkDown(true, At(9));
+        EXPECT_EQ(session.unlinked(), At(9));
+        break;
+      case Session::Event::kRenew: {
+        const Time unlinked = session.unlinked();
+        const uint64_t number = session.number();
+        session.Renew();
+        EXPECT_EQ(session.number(), number + 1);
+        EXPECT_EQ(session.unlinked(), unlinked);
+        break;
+      }
+    }
+    EXPECT_EQ(session.state(), row.to);
+  }
+  // Each state knows each event, once.
+  EXPECT_EQ(std::size(Session::kTransitions), std::size(kStates) * 3);
+}
+
+TEST(SessionTest, AHelloSaysWhoIsMeantAndWhatCanBeReplayed) {
+  for (const State state : kStates) {
+    Session session = In(state);
+    for (int i = 0; i < 3; ++i) session.channel().Push(FrameType::kQuiet, QuietFrame{});
+    SendAll(session.channel());
+    EXPECT_OK(session.channel().OnAck(2));
+    EXPECT_OK(session.OnNumbered(Numbered(1), Ignore));
+    uint64_t ack = 0;
+    const HelloFrame hello = HelloOf(session, &ack);
+    EXPECT_EQ(hello.initiator, kHere);
+    EXPECT_EQ(hello.target, kThere);
+    EXPECT_EQ(hello.session, session.number());
+    EXPECT_EQ(hello.name, "prefill-0");
+    EXPECT_EQ(hello.min_version, kMinProtocolVersion);
+    EXPECT_EQ(hello.max_version, kMaxProtocolVersion);
+    EXPECT_EQ(hello.auth, std::vector<AuthMethod>{AuthMethod::kNone});
+    // A target that has answered a hello of the session goes on with it.
+    const bool known = state == State::kLinked || state == State::kUnlinked;
+    EXPECT_EQ(hello.oldest_kept, known ? 3u : 0u);
+    EXPECT_EQ(ack, 1u);
+  }
+}
+
+TEST(SessionTest, TheAnswerSaysWhatTheConnectionCanDo) {
+  for (uint16_t version = kMinProtocolVersion; version <= kMaxProtocolVersion; ++version) {
+    Session session = Made();
+    Handshake handshake;
+    const auto agreed = session.OnHelloAck(handshake, Ack(version));
+    ASSERT_OK(agreed);
+    EXPECT_EQ(agreed->piggybacks, version >= kPiggybackVersion);
+    EXPECT_EQ(agreed->fences_rails, version >= kRailVersion);
+    EXPECT_EQ(agreed->lists_regions, version < kPageVersion);
+    EXPECT_EQ(session.version(), version);
+    EXPECT_TRUE(handshake.complete());
+    // Nothing is up before the user says so.
+    EXPECT_EQ(session.state(), State::kNew);
+  }
+}
+
+TEST(SessionTest, AHandshakeIsCompleteWithTheAnswerAndAllPagesInAnyOrder) {
+  Session session = Made();
+  Handshake handshake;
+  EXPECT_FALSE(handshake.complete());
+  EXPECT_OK(session.OnPage(handshake, Page(4, 7)));
+  EXPECT_FALSE(handshake.complete());
+  ASSERT_OK(session.OnHelloAck(handshake, Ack(kMaxProtocolVersion, 7)));
+  EXPECT_FALSE(handshake.complete());
+  EXPECT_OK(session.OnPage(handshake, Page(1, 2)));
+  EXPECT_FALSE(handshake.complete());
+  EXPECT_OK(session.OnPage(handshake, Page(3, 3)));
+  EXPECT_TRUE(handshake.complete());
+}
+
+TEST(SessionTest, PagesMayBeThereBeforeTheAnswer) {
+  Session session = Made();
+  Handshake handshake;
+  EXPECT_OK(session.OnPage(handshake, Page(1, 5)));
+  EXPECT_FALSE(handshake.complete());
+  ASSERT_OK(session.OnHelloAck(handshake, Ack(kMaxProtocolVersion, 5)));
+  EXPECT_TRUE(handshake.complete());
+}
+
+TEST(SessionTest, BeforePagesTheAnswerListsTheRegions) {
+  Session session = Made();
+  Handshake handshake;
+  ASSERT_OK(session.OnHelloAck(handshake, Ack(kPageVersion - 1, 100)));
+  EXPECT_TRUE(handshake.complete());
+}
+
+TEST(SessionTest, WhatAnotherIncarnationSaysBreaksTheProtocol) {
+  Session session = Made();
+  Handshake handshake;
+  HelloAckFrame ack = Ack(kMaxProtocolVersion);
+  ack.target = Life(3);
+  EXPECT_TRUE(Fails(session.OnHelloAck(handshake, ack), absl::StatusCode::kInvalidArgument,
+                    {"another incarnation took the hello"}));
+  EXPECT_FALSE(handshake.complete());
+  EXPECT_EQ(session.version(), 0);
+  RegionsFrame page = Page(1, 1);
+  page.target = Life(3);
+  EXPECT_TRUE(Fails(session.OnPage(handshake, page), absl::StatusCode::kInvalidArgument,
+                    {"regions of another incarnation"}));
+}
+
+TEST(SessionTest, OneHelloHasOneAnswer) {
+  Session session = Made();
+  Handshake handshake;
+  ASSERT_OK(session.OnHelloAck(handshake, Ack(2)));
+  EXPECT_TRUE(Fails(session.OnHelloAck(handshake, Ack(kMaxProtocolVersion)),
+                    absl::StatusCode::kInvalidArgument, {"second hello-ack"}));
+  EXPECT_EQ(session.version(), 2);
+  // Another connection has a handshake of its own.
+  Handshake other;
+  EXPECT_OK(session.OnHelloAck(other, Ack(2)));
+}
+
+TEST(SessionTest, WhatEachRefusalMeans) {
+  struct Case {
+    RefuseReason reason;
+    absl::StatusCode code;
+    bool again, forgotten, gone;
+  };
+  const Case cases[] = {
+      {RefuseReason::kVersion, absl::StatusCode::kFailedPrecondition, false, false, false},
+      {RefuseReason::kAuth, absl::StatusCode::kFailedPrecondition, false, false, false},
+      {RefuseReason::kIncarnation, absl::StatusCode::kFailedPrecondition, false, false, true},
+      {RefuseReason::kSession, absl::StatusCode::kUnavailable, true, true, false},
+      {RefuseReason::kClosing, absl::StatusCode::kUnavailable, true, false, false},
+  };
+  for (const auto& [reason, code, again, forgotten, gone] : cases) {
+    const Session session = Made();
+    const auto refusal =
+        session.OnRefuse({.reason = reason, .target = Life(9), .text = "not\nyou"});
+    EXPECT_EQ(refusal.again, again);
+    EXPECT_EQ(refusal.forgotten, forgotten);
+    EXPECT_EQ(refusal.gone, gone);
+    if (gone) {
+      EXPECT_TRUE(Fails(refusal.why, code,
+                        {"peer decode-0 restarted", kThere.ToString().c_str(),
+                         Life(9).ToString().c_str(), "add the new metadata"}));
+      continue;
+    }
+    EXPECT_TRUE(Fails(refusal.why, code, {"peer decode-0 refused: not"}));
+    // It is the peer's text: no line of a log ends in it.
+    EXPECT_EQ(refusal.why.message().find('\n'), absl::string_view::npos);
+  }
+}
+
+TEST(SessionTest, WhatWasSentIsReplayedWhenAConnectionIsLostAndWhenTheFirstIsUp) {
+  Session session = In(State::kLinked);
+  session.channel().Push(FrameType::kQuiet, QuietFrame{});
+  EXPECT_EQ(SendAll(session.channel()), 1u);
+  // A second connection takes nothing from the first.
+  session.OnLinkUp(false);
+  EXPECT_EQ(SendAll(session.channel()), 0u);
+  session.OnLinkDown(false, At(2));
+  EXPECT_EQ(session.state(), State::kLinked);
+  EXPECT_EQ(SendAll(session.channel()), 1u);
+  session.OnLinkDown(true, At(3));
+  EXPECT_EQ(SendAll(session.channel()), 1u);
+  session.OnLinkUp(true);
+  EXPECT_EQ(SendAll(session.channel()), 1u);
+}
+
+TEST(SessionTest, ARenewedSessionHasNothingOfTheOneBefore) {
+  Session session = In(State::kLinked);
+  Handshake handshake;
+  ASSERT_OK(session.OnHelloAck(handshake, Ack(3)));
+  ReliableChannel* const channel = &session.channel();
+  session.channel().Push(FrameType::kQuiet, QuietFrame{});
+  EXPECT_OK(session.OnNumbered(Numbered(1), Ignore));
+  EXPECT_FALSE(session.idle());
+  session.Renew();
+  EXPECT_TRUE(session.idle());
+  EXPECT_EQ(session.number(), kFirst + 1);
+  EXPECT_EQ(&session.channel(), channel);
+  EXPECT_EQ(channel->received(), 0u);
+  EXPECT_EQ(SendAll(*channel), 0u);
+  // Until a target answers, the version is that of the session before.
+  EXPECT_EQ(session.version(), 3);
+}
+
+TEST(SessionTest, ItIsGivenUpAfterAWhileWithoutAConnectionIfAnythingWaits) {
+  for (const State state : {State::kNew, State::kUnlinked}) {
+    Session session = In(state);
+    const Time since = state == State::kNew ? At(1) : At(5);
+    EXPECT_EQ(session.abandon_at(false), Time::max());
+    EXPECT_EQ(session.abandon_at(true), since + kAbandon);
+    session.channel().Push(FrameType::kQuiet, QuietFrame{});
+    EXPECT_EQ(session.abandon_at(false), since + kAbandon);
+  }
+  for (const State state : {State::kRenewed, State::kLinked}) {
+    Session session = In(state);
+    session.channel().Push(FrameType::kQuiet, QuietFrame{});
+    EXPECT_EQ(session.abandon_at(true), Time::max());
+  }
+}
+
+TEST(SessionTest, WhatWasPostedUntilTheLossPrecedes) {
+  const Session session = In(State::kUnlinked);
+  EXPECT_TRUE(session.Precedes(At(5)));
+  EXPECT_FALSE(session.Precedes(At(5) + Duration(1)));
+  EXPECT_FALSE(In(State::kLinked).Precedes(At(1)));
+}
+
+TEST(SessionTest, AMessageWithoutANumberAcknowledges) {
+  Session session = In(State::kLinked);
+  EXPECT_OK(session.OnNumbered(Numbered(1), Ignore));
+  EXPECT_OK(session.OnNumbered(Numbered(2), Ignore));
+  const std::string ping = session.Message(FrameType::kPing, PingFrame{.nonce = 7});
+  const auto envelope = DecodeEnvelope(std::as_bytes(std::span(ping)));
+  ASSERT_OK(envelope);
+  EXPECT_EQ(envelope->type, FrameType::kPing);
+  EXPECT_EQ(envelope->sequence, 0u);
+  EXPECT_EQ(envelope->ack, 2u);
+  const auto frame = Decode<PingFrame>(envelope->body);
+  ASSERT_OK(frame);
+  EXPECT_EQ(frame->nonce, 7u);
+}
+
+TEST(SessionTest, AFrameIsTakenOnceAndAnErrorIsPassedOn) {
+  Session session = In(State::kLinked);
+  int taken = 0;
+  const auto take = [&](const ReliableChannel::Incoming& frame) {
+    EXPECT_EQ(frame.type, FrameType::kCredit);
+    ++taken;
+    return absl::OkStatus();
+  };
+  EXPECT_OK(session.OnNumbered(Numbered(2), take));
+  EXPECT_EQ(taken, 0);
+  EXPECT_OK(session.OnNumbered(Numbered(1), take));
+  EXPECT_OK(session.OnNumbered(Numbered(1), take));
+  EXPECT_EQ(taken, 2);
+  const auto fail = [](const auto&) { return absl::DataLossError("bad"); };
+  EXPECT_TRUE(Fails(session.OnNumbered(Numbered(3), fail), absl::StatusCode::kDataLoss, {"bad"}));
+}
+
+TEST(SessionTest, ATargetThatAcknowledgesNothingBreaksTheProtocol) {
+  Session session = In(State::kLinked);
+  for (size_t i = 0; i < ReliableChannel::kMaxKept; ++i)
+    session.channel().Push(FrameType::kAck, "");
+  EXPECT_OK(session.OnNumbered(Numbered(1), Ignore));
+  session.channel().Push(FrameType::kAck, "");
+  EXPECT_TRUE(Fails(session.OnNumbered(Numbered(2), Ignore), absl::StatusCode::kResourceExhausted,
+                    {"it acknowledges nothing"}));
+}
+
+TEST(SessionTest, APiggybackedMessageAcknowledgesAndIsTaken) {
+  Session session = In(State::kLinked);
+  session.channel().Push(FrameType::kQuiet, QuietFrame{});
+  SendAll(session.channel());
+  int taken = 0;
+  const auto take = [&](const auto& /*frame*/) {
+    // First the acknowledgement, then what follows.
+    EXPECT_TRUE(session.idle());
+    ++taken;
+    return absl::OkStatus();
+  };
+  const auto on = [&](uint64_t sequence, uint64_t ack) {
+    const std::string message = EncodeMessage(FrameType::kCredit, sequence, ack, "");
+    return session.OnPiggybacked(std::as_bytes(std::span(message)), take);
+  };
+  EXPECT_OK(on(1, 1));
+  EXPECT_EQ(taken, 1);
+  EXPECT_TRUE(Fails(on(2, 2), absl::StatusCode::kInvalidArgument, {"only 1 were sent"}));
+  EXPECT_FALSE(on(0, 1).ok());
+  EXPECT_EQ(taken, 1);
+}
+
+// --- beside an oracle ---------------------------------------------------------------------------
+
+enum class Act : uint8_t {
+  kFirstUp,
+  kFurtherUp,
+  kDown,  // others are up
+  kLastDown,
+  kRenew,
+  kPush,
+  kSend,
+  kAck,
+  kReceive,
+  kTick,
+};
+constexpr int kActs = 10;
+
+// What has happened, in order. The rules are asked of that alone.
+class History {
+ public:
+  explicit History(Time made) : made_(made) {}
+  void Add(Act act, Time at) { happened_.push_back({act, at}); }
+
+  uint64_t number() const { return kFirst + static_cast<uint64_t>(Count(Act::kRenew, -1)); }
+  bool known() const { return LastUp() > Last(Act::kRenew); }
+  Time unlinked() const {
+    const int down = Last(Act::kLastDown);
+    if (LastUp() > down) return Time{};
+    return down < 0 ? made_ : happened_[static_cast<size_t>(down)].at;
+  }
+  // Of the present session.
+  uint64_t pushed() const { return Count(Act::kPush, Last(Act::kRenew)); }
+  uint64_t received() const { return Count(Act::kReceive, Last(Act::kRenew)); }
+  // Frames that were handed over at any time in this session.
+  uint64_t sent() const {
+    const int renewed = Last(Act::kRenew);
+    return Last(Act::kSend) > renewed ? Between(Act::kPush, renewed, Last(Act::kSend)) : 0;
+  }
+  uint64_t acknowledged() const {
+    const int renewed = Last(Act::kRenew);
+    const int acked = Last(Act::kAck);
+    if (acked < renewed) return 0;
+    int handed = -1;  // the last that was handed over before the acknowledgement
+    for (int i = renewed + 1; i < acked; ++i) {
+      if (happened_[static_cast<size_t>(i)].act == Act::kSend) handed = i;
+    }
+    return handed < 0 ? 0 : Between(Act::kPush, renewed, handed);
+  }
+  // How many are handed over now.
+  uint64_t to_send() const {
+    const int from = std::max(Last(Act::kRenew), Rewound());
+    const bool handed = Last(Act::kSend) > from;
+    const uint64_t begin = handed ? sent() : 0;
+    return pushed() - std::max(begin, acknowledged());
+  }
+
+ private:
+  struct Entry {
+    Act act;
+    Time at;
+  };
+  int Last(Act act) const {
+    for (int i = static_cast<int>(happened_.size()) - 1; i >= 0; --i) {
+      if (happened_[static_cast<size_t>(i)].act == act) return i;
+    }
+    return -1;
+  }
+  int LastUp() const { return std::max(Last(Act::kFirstUp), Last(Act::kFurtherUp)); }
+  int Rewound() const {
+    return std::max({Last(Act::kFirstUp), Last(Act::kDown), Last(Act::kLastDown)});
+  }
+  uint64_t Between(Act act, int after, int before) const {
+    uint64_t count = 0;
+    for (int i = after + 1; i < before; ++i) {
+      count += happened_[static_cast<size_t>(i)].act == act ? 1 : 0;
+    }
+    return count;
+  }
+  uint64_t Count(Act act, int after) const {
+    return Between(act, after, static_cast<int>(happened_.size()));
+  }
+
+  Time made_;
+  std::vector<Entry> happened_{};
+};
+
+struct World {
+  Session session = Made();
+  History known{At(1)};
+  Time now = At(1);
+};
+
+void Check(const World& world, const std::string& path) {
+  const auto& [session, known, now] = world;
+  EXPECT_EQ(session.number(), known.number()) << path;
+  EXPECT_EQ(session.unlinked(), known.unlinked()) << path;
+  const bool away = known.unlinked() != Time{};
+  EXPECT_EQ(session.state(), known.known() ? (away ? State::kUnlinked : State::kLinked)
+                                           : (away ? State::kNew : State::kRenewed))
+      << path;
+  uint64_t ack = 0;
+  const HelloFrame hello = HelloOf(session, &ack);
+  EXPECT_EQ(hello.session, known.number()) << path;
+  EXPECT_EQ(hello.oldest_kept, known.known() ? known.acknowledged() + 1 : 0) << path;
+  EXPECT_EQ(ack, known.received()) << path;
+  const bool kept = known.pushed() > known.acknowledged();
+  EXPECT_EQ(session.idle(), !kept) << path;
+  for (const bool waits : {false, true}) {
+    EXPECT_EQ(session.abandon_at(waits),
+              away && (waits || kept) ? known.unlinked() + kAbandon : Time::max())
+        << path;
+  }
+  EXPECT_EQ(session.Precedes(now), away && now <= known.unlinked()) << path;
+  EXPECT_FALSE(session.Precedes(now + Duration(1))) << path;
+}
+
+void Apply(World& world, Act act, const std::string& path) {
+  auto& [session, known, now] = world;
+  switch (act) {
+    case Act::kFirstUp:
+    case Act::kFurtherUp:
+      session.OnLinkUp(act == Act::kFirstUp);
+      break;
+    case Act::kDown:
+    case Act::kLastDown:
+      session.OnLinkDown(act == Act::kLastDown, now);
+      break;
+    case Act::kRenew:
+      session.Renew();
+      break;
+    case Act::kPush:
+      session.channel().Push(FrameType::kQuiet, QuietFrame{});
+      break;
+    case Act::kSend:
+      EXPECT_EQ(SendAll(session.channel()), known.to_send()) << path;
+      break;
+    case Act::kAck:
+      EXPECT_OK(session.channel().OnAck(known.sent())) << path;
+      EXPECT_FALSE(session.channel().OnAck(known.sent() + 1).ok()) << path;
+      break;
+    case Act::kReceive:
+      EXPECT_OK(session.OnNumbered(Numbered(known.received() + 1), Ignore)) << path;
+      break;
+    case Act::kTick:
+      now += kMs;
+      break;
+  }
+  known.Add(act, now);
+}
+
+void Walk(const World& world, const std::string& path, int depth, uint64_t& steps) {
+  Check(world, path);
+  if (depth == 0 || ::testing::Test::HasFailure()) return;
+  for (int act = 0; act < kActs; ++act) {
+    World next = world;
+    const std::string further = absl::StrCat(path, act);
+    Apply(next, static_cast<Act>(act), further);
+    ++steps;
+    Walk(next, further, depth - 1, steps);
+  }
+}
+
+TEST(SessionExhaustive, EverySequenceOfEvents) {
+  uint64_t steps = 0;
+  Walk(World(), "", kSanitized ? 4 : 6, steps);
+  std::printf("%llu steps\n", static_cast<unsigned long long>(steps));
+}
+
+TEST(SessionRandom, LongSequencesOfEvents) {
+  for (int round = 0; round < Scaled(500); ++round) {
+    std::mt19937_64 random(TestSeed() * 10'000 + static_cast<uint64_t>(round));
+    World world;
+    std::string path = absl::StrCat("round ", round, ": ");
+    for (int step = 0; step < 60 && !::testing::Test::HasFailure(); ++step) {
+      const int act = static_cast<int>(random() % kActs);
+      absl::StrAppend(&path, act);
+      Apply(world, static_cast<Act>(act), path);
+      Check(world, path);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
