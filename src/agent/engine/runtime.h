@@ -87,6 +87,12 @@ struct Runtime {
   // The transfer must have ended; it need not be quarantined.
   void ClearQuarantine(const TransferPtr& record);
 
+  // The initiator's CPU or GPU copies what goes over `backend`: once an op completes, its bytes are
+  // visible.
+  bool CopiesItself(size_t backend) const {
+    return backends[backend]->capabilities().arrival == Arrival::kCopied;
+  }
+
   ReverseSession* reverse_session = nullptr;  // set by the engine
   Time now{};                                 // when the current round, or posting, began
   const AgentOptions options;

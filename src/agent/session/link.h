@@ -8,13 +8,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/agent/engine/runtime.h"
+#include "src/agent/session/remote_regions.h"
 #include "src/core/base/clock.h"
 #include "src/core/plan/path_choice.h"
 #include "src/core/plan/rail_picker.h"
@@ -45,17 +49,27 @@ class Link : public EndpointUser {
         user_(user) {}
   void OnEvent(Event& event) override { user_->OnLinkEvent(*this, event); }
   // At kConnected, when the endpoint knows its rails.
-  void LearnRails(Duration fence_within, Time now) {
-    const std::vector<RailInfo> infos = endpoint->Describe().rails;
-    choice = RailPicker(infos);
-    rails = RailFences(infos, fence_within, now);
-  }
+  void LearnRails(Duration fence_within, Time now);
   // kDown follows.
-  void Close(const absl::Status& why) {
-    if (state == State::kClosing) return;
-    state = State::kClosing;
-    endpoint->Shutdown(why);
-  }
+  void Close(const absl::Status& why);
+
+  // --- keys of the peer's regions ---
+  // The key of a region that is not deregistered; made on first use. `its_backend`: this link's.
+  // Unavailable: the peer's word on the region is still on its way.
+  absl::StatusOr<const RemoteKey*> KeyOf(const RemoteRegions& regions, RegionId id,
+                                         const Backend& its_backend);
+  // Of regions that no transfer uses.
+  void DropKeys(std::span<const uint32_t> regions);
+  // Of regions that are no more, except those that transfers still use. Where memory is mapped, the
+  // key is the mapping, and keeps the pages of a region that its owner has freed.
+  void DropDeadKeys(const RemoteRegions& regions, const std::unordered_set<const RemoteKey*>& used);
+  // GPU memory of the peer that the backend has a key for and cannot reach after all (no P2P, a GPU
+  // hidden from this process), and why: it is staged over another path. OK: there is none, or the
+  // region is not among it.
+  absl::Status WhyBeyond() const;
+  absl::Status WhyBeyond(RegionId region) const;
+  // Newer metadata have come: it may not be any more.
+  void ForgetBeyond() { beyond_.clear(); }
 
   const uint64_t number;  // of those to this peer, from 1
   const size_t backend;
@@ -68,13 +82,9 @@ class Link : public EndpointUser {
   bool proven = false;
   Time prove_by{};  // from then on transfers do not wait for that where there is another path
   std::unique_ptr<Endpoint> endpoint;
-  std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys;  // closed before the endpoint
-  // GPU memory of the peer that the backend has a key for and cannot reach after all (no P2P, a GPU
-  // hidden from this process), and why: it is staged over another path. Until newer metadata come.
-  std::unordered_map<RegionId, absl::Status> beyond;
   RailPicker choice{{}};  // from kConnected on
   RailFences rails{};     // the same
-  bool full = false;      // every rail refused since SendData began
+  bool full = false;      // every rail refused since Sender::Post began
   bool carries = false;   // the target knows kPiggyback
   bool carried = false;   // told the target what belongs to the session the other way
   bool refused = false;   // the target said to try again soon: the attempt did not fail
@@ -85,6 +95,8 @@ class Link : public EndpointUser {
 
  private:
   LinkUser* const user_;
+  std::unordered_map<RegionId, std::unique_ptr<RemoteKey>> keys_;  // closed before the endpoint
+  std::unordered_map<RegionId, absl::Status> beyond_;
 };
 
 }  // namespace kvxfer

@@ -72,7 +72,7 @@ void PathSet::ForEachUpLink(absl::FunctionRef<void(Link&)> visit) {
 }
 
 void PathSet::OnMetadata() {
-  ForEachLink([](Link& link) { link.beyond.clear(); });
+  ForEachLink([](Link& link) { link.ForgetBeyond(); });
 }
 
 std::string_view PathSet::NameOf(const Path& path) const {

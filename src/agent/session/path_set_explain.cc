@@ -111,8 +111,8 @@ MemoryExplanation PathSet::ExplainPair(const Explanation& paths, MemoryKind loca
                     here ? "the peer's" : (there ? "this agent's" : "either side's"), " memory");
     absl::Status cause;
     if (!here && local == MemoryKind::kCuda) cause = runtime_->memory.WhyNotTaken(name);
-    if (!there && remote == MemoryKind::kCuda && path.link && !path.link->beyond.empty()) {
-      cause.Update(path.link->beyond.begin()->second);
+    if (!there && remote == MemoryKind::kCuda && path.link) {
+      cause.Update(path.link->WhyBeyond());
     }
     if (!cause.ok()) absl::StrAppend(&why, " (", cause.message(), ")");
     const bool lent = remote == MemoryKind::kHost || regions_->staging_buffers() > 0;

@@ -17,16 +17,16 @@ bool PathSet::ReachesLocal(const Path& path, const RegionView& region) const {
 // is refused by name later.
 bool PathSet::ReachesRemote(const Path& path, const RegionView& region) const {
   if (region.kind == MemoryKind::kHost) return path.host;
-  if (path.link && path.link->beyond.contains(region.id)) return false;
+  if (path.link && !path.link->WhyBeyond(region.id).ok()) return false;
   const AgentMetadata::Region* const known = regions_->Find(region.id);
   return known == nullptr || known->keys.contains(std::string(NameOf(path)));
 }
 
 absl::Status PathSet::WhyBeyond(const Link& link, const internal::TransferRecord& record) {
-  if (link.beyond.empty()) return absl::OkStatus();
+  if (link.WhyBeyond().ok()) return absl::OkStatus();
   for (const uint32_t index : record.blocks.remote_regions()) {
-    const auto beyond = link.beyond.find(record.remote->regions()[index].id);
-    if (beyond != link.beyond.end()) return beyond->second;
+    auto why = link.WhyBeyond(record.remote->regions()[index].id);
+    if (!why.ok()) return why;
   }
   return absl::OkStatus();
 }

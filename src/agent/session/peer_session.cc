@@ -48,7 +48,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
 // Once the target has said all that it says when a connection begins.
 void Peer::GoUp(Link& link) {
   if (!link.handshake.complete()) return;
-  DropDeadKeys();
+  transfers_.DropDeadKeys();
   const bool first = paths_.UpLink() == nullptr;
   link.state = Link::State::kUp;
   link.was_up = true;
@@ -57,14 +57,7 @@ void Peer::GoUp(Link& link) {
   link.prove_by = now + runtime_->options.connect_timeout * 3 / 4;
   link.ping_at = now + runtime_->options.heartbeat;
   session_.OnLinkUp(first);
-  const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
-  if (arrival == Arrival::kImmediate && !tracker_.has_slots()) tracker_.RequestSlots();
-  // Data sent before over a lost connection cannot land after the target's side of it is gone, and
-  // the target accepts a new session only then.
-  ClearQuarantines();
-  for (const Outbound& outbound : active_) {
-    if (outbound.sending->asks()) link.endpoint->Fence({.transfer = outbound.record->id});
-  }
+  transfers_.OnLinkUp(link);
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
   if (link.rails.up() != 0) paths_.OnProven(link);
 }
@@ -90,36 +83,26 @@ void Peer::CheckDeath(const absl::Status& why) {
 
 void Peer::OnDeath(const absl::Status& why) {
   ResetSession(why, Ends::kAll);
-  ClearQuarantines();
-  Settle();
+  transfers_.OnQuiet();
+  transfers_.Settle();
 }
 
 // Ends every transfer of the session and starts one of which the target knows nothing yet.
 void Peer::ResetSession(const absl::Status& why, Ends which) {
-  const TransferState state = TransferState::kFailed;
   const auto ends = [&](const auto& record) {
     return which == Ends::kAll || session_.Precedes(record.posted);
   };
-  for (const TransferPtr& record : queue_.Remove(ends)) FailQueued(record, state, why);
+  transfers_.EndQueued(ends, TransferState::kFailed, why);
   tracker_.OnSessionLost(why, Now());
   paths_.ForEachLink([&](Link& link) { link.Close(why); });
-  Settle();
+  transfers_.Settle();
   NewSession();
 }
 
 void Peer::NewSession() {
   session_.Renew();
   tracker_.NewSession();
-  asked_ = {};
-  waits_closed_.clear();
-  stager_.OnSessionEnd();
-}
-
-// Neither side has anything to say in this session, nor is anything queued that was posted before
-// its last connection was lost and that a Quiesce at the target may have ruled out since.
-bool Peer::SessionIsIdle() const {
-  return active_.empty() && session_.idle() && asked_.empty() && waits_closed_.empty() &&
-         !queue_.AnyOf([&](const auto& record) { return session_.Precedes(record.posted); });
+  transfers_.OnNewSession();
 }
 
 }  // namespace kvxfer

@@ -43,6 +43,24 @@ absl::StatusOr<const AgentMetadata::Region*> RemoteRegions::Live(RegionId id) co
                    " was deregistered there; take its metadata again"));
 }
 
+absl::StatusOr<const StagedKey*> RemoteRegions::StagedKeyOf(const RegionView& region) {
+  const auto known = Live(region.id);
+  if (!known.ok()) return known.status();
+  const auto id = static_cast<uint32_t>(region.id);
+  const uint32_t rkey = (*known)->region.rkey;
+  return &staged_keys_.try_emplace(id, rkey, region.kind == MemoryKind::kHost).first->second;
+}
+
+void RemoteRegions::DropStagedKeys(std::span<const uint32_t> regions) {
+  for (const uint32_t region : regions) staged_keys_.erase(region);
+}
+
+void RemoteRegions::DropDeadStagedKeys(const std::unordered_set<const RemoteKey*>& used) {
+  std::erase_if(staged_keys_, [&](const auto& entry) {
+    return !Usable(RegionId{entry.first}) && !used.contains(&entry.second);
+  });
+}
+
 void RemoteRegions::OnPage(const RegionsFrame& frame) {
   uint32_t next = frame.first;
   for (const RegionRun& run : frame.live) {

@@ -12,10 +12,12 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "src/agent/staging/staged_key.h"
 #include "src/core/plan/region_table.h"
 #include "src/core/protocol/id_set.h"
 #include "src/core/protocol/metadata.h"
@@ -28,6 +30,7 @@ class RemoteRegions {
   // Takes the peer's metadata, which must stay where it is until the next call.
   void Learn(const AgentMetadata& metadata);
 
+  const std::string& peer() const { return name_; }
   // Null: the metadata has no such region.
   const AgentMetadata::Region* Find(RegionId id) const;
   // It is known, and not deregistered.
@@ -40,6 +43,13 @@ class RemoteRegions {
   // Where the peer's staging buffers begin, and how many it has, lent or not; 0: none.
   uint64_t staging_base() const { return staging_base_; }
   uint64_t staging_buffers() const { return staging_buffers_; }
+
+  // What a run names in place of a backend's key where the region's bytes are staged.
+  // FailedPrecondition: the peer has deregistered it.
+  absl::StatusOr<const StagedKey*> StagedKeyOf(const RegionView& region);
+  // As Link::DropKeys and DropDeadKeys, of those.
+  void DropStagedKeys(std::span<const uint32_t> regions);
+  void DropDeadStagedKeys(const std::unordered_set<const RemoteKey*>& used);
 
   // --- what the peer says of its regions ---
   void Revoke(uint32_t region) { revoked_.Add(region); }
@@ -54,7 +64,8 @@ class RemoteRegions {
   // Live regions separate the runs, so more runs than this mean invented ids.
   static constexpr size_t kMaxDeadRuns = 2 * kMaxRegions;
 
-  std::string name_;  // the peer's
+  std::string name_;                                     // the peer's
+  std::unordered_map<uint32_t, StagedKey> staged_keys_;  // by region
   std::unordered_map<uint32_t, const AgentMetadata::Region*> by_id_;
   IdSet revoked_;
   std::shared_ptr<const RegionTable> table_;

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "src/agent/session/peer.h"
+#include "src/agent/staging/staged_key.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
 #include "src/core/protocol/stage_lender.h"
@@ -27,10 +27,10 @@ Stager::~Stager() {
     if (op.step == Step::kMoving) {
       own.insert(*op.own);
     } else {
-      staging_->GiveOwn(*op.own);
+      runtime_->staging.GiveOwn(*op.own);
     }
   }
-  staging_->Forget(this, own);
+  runtime_->staging.Forget(this, own);
 }
 
 bool Stager::Post(Outbound& outbound, uint64_t op_id, const BlockRange& blocks) {
@@ -40,7 +40,7 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, const BlockRange& blocks) 
     op.answers |= !RemoteOf(walk.run()).reached;
   }
   if (!TakeBuffers(op)) return false;
-  const uint64_t child = peer_->runtime_->NextChild();
+  const uint64_t child = runtime_->NextChild();
   StagedOp& added = ops_.emplace(child, std::move(op)).first->second;
   if (outbound.record->kind == TransferKind::kWrite) {
     if (added.moves) {
@@ -78,29 +78,28 @@ bool Stager::TakeBuffers(StagedOp& op) {
 // One peer gets a quarter of the own buffers at most. A peer that makes no progress keeps its
 // buffers until its transfers end, and the other peers must go on meanwhile.
 std::optional<uint32_t> Stager::TakeOwn() {
-  const uint32_t most = std::max(1u, staging_->lent_buffers() / 4);
+  const uint32_t most = std::max(1u, runtime_->staging.lent_buffers() / 4);
   std::optional<uint32_t> buffer;
-  if (own_held_ < most) buffer = staging_->TakeOwn();
+  if (own_held_ < most) buffer = runtime_->staging.TakeOwn();
   if (buffer.has_value()) {
     ++own_held_;
   } else {
-    peer_->runtime_->own_buffer_wanted = true;
+    runtime_->own_buffer_wanted = true;
   }
   return buffer;
 }
 
 void Stager::GiveOwn(uint32_t buffer) {
   --own_held_;
-  staging_->GiveOwn(buffer);
-  peer_->runtime_->own_buffer_freed = peer_->runtime_->own_buffer_wanted;
+  runtime_->staging.GiveOwn(buffer);
+  runtime_->own_buffer_freed = runtime_->own_buffer_wanted;
 }
 
 // A peer that holds kMaxHeld buffers waits until one of these is free.
 void Stager::Ask() {
   const auto held = static_cast<uint32_t>(held_.size());
   if (held >= StageLender::kMaxHeld || std::exchange(asked_, true)) return;
-  peer_->session_.channel().Push(FrameType::kStageAsk,
-                                 StageAskFrame{.count = StageLender::kMaxHeld - held});
+  channel_->Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held});
 }
 
 void Stager::StartMove(uint64_t child, StagedOp& op) {
@@ -114,7 +113,7 @@ void Stager::StartMove(uint64_t child, StagedOp& op) {
   }
   op.step = Step::kMoving;
   const bool into_buffer = op.whole->kind == TransferKind::kWrite;
-  staging_->Move(this, child, *op.own, into_buffer, std::move(pieces));
+  runtime_->staging.Move(this, child, *op.own, into_buffer, std::move(pieces));
 }
 
 void Stager::OnMoved(uint64_t child, const absl::Status& status) {
@@ -127,19 +126,18 @@ void Stager::OnMoved(uint64_t child, const absl::Status& status) {
   due_.push_back(child);
 }
 
-void Stager::Begin() {
+bool Stager::Begin() {
   for (size_t left = due_.size(); left > 0; --left) {
     const uint64_t child = due_.front();
     due_.pop_front();
     const absl::Status status = StartChild(child, ops_.at(child));
     if (absl::IsUnavailable(status)) {
-      // Whether the peer's region is live is not known yet; the peer's answer is on the way.
       due_.push_front(child);
-      peer_->waits_key_ = true;
-      return;
+      return false;
     }
     if (!status.ok()) Finish(child, status);
   }
+  return true;
 }
 
 absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
@@ -149,8 +147,8 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   if (outbound.link == nullptr) return absl::AbortedError("the connection was lost");
   std::vector<Descriptor> local;
   std::vector<Descriptor> remote;
-  uint64_t own = op.own ? reinterpret_cast<uint64_t>(staging_->At(*op.own)) : 0;
-  uint64_t lent = op.lent ? peer_->regions_.staging_base() + *op.lent * Staging::kBufferBytes : 0;
+  uint64_t own = op.own ? reinterpret_cast<uint64_t>(runtime_->staging.At(*op.own)) : 0;
+  uint64_t lent = op.lent ? regions_->staging_base() + *op.lent * Staging::kBufferBytes : 0;
   // Both sides are staged, so the bytes lie contiguously in both buffers. Otherwise each run keeps
   // its place on the side that the backend reaches.
   if (op.moves && op.answers) {
@@ -177,15 +175,15 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   record->local = whole.local;
   record->remote = whole.remote;
   record->incarnation = whole.incarnation;
-  record->posted = peer_->runtime_->now;
+  record->posted = runtime_->now;
   record->deadline = whole.deadline;
   record->child = true;
-  if (auto status = peer_->BeginChild(record, outbound.link); !status.ok()) return status;
+  if (auto status = user_->BeginChild(record, outbound.link); !status.ok()) return status;
   op.step = Step::kChild;
   // If the target sees the arrival, it learns beforehand what to copy, and copies as soon as the
   // child has arrived. If the initiator copies by itself (shm), the target sees nothing: it learns
   // it when the child is done (OnChildEnd).
-  op.told = write && op.answers && !peer_->CopiesItself(*outbound.link);
+  op.told = write && op.answers && !runtime_->CopiesItself(outbound.link->backend);
   if (op.told) PushStage(child, op, StageWhen::kScatterLater);
   return absl::OkStatus();
 }
@@ -199,7 +197,7 @@ void Stager::PushStage(uint64_t child, const StagedOp& op, StageWhen when) {
                           .bytes = static_cast<uint32_t>(run.bytes),
                           .rkey = RemoteOf(run).rkey});
   }
-  peer_->session_.channel().Push(FrameType::kStage, frame);
+  channel_->Push(FrameType::kStage, frame);
 }
 
 void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end) {
@@ -237,7 +235,7 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
   }
   op.answer = frame.good ? absl::OkStatus()
                          : absl::FailedPreconditionError(
-                               absl::StrCat("peer ", peer_->metadata_.name,
+                               absl::StrCat("peer ", regions_->peer(),
                                             " could not copy between its GPU and its host memory: ",
                                             Printable(frame.why, kMaxPeerTextBytes)));
   if (op.step != Step::kAnswer) return absl::OkStatus();
@@ -274,7 +272,7 @@ void Stager::Finish(uint64_t child, absl::Status status, bool unsettled) {
 void Stager::TellEnds() {
   // Reporting an end may cause further ends.
   while (!ended_.empty()) {
-    for (const Ended& ended : std::exchange(ended_, {})) peer_->OnStaged(ended.op, ended.status);
+    for (const Ended& ended : std::exchange(ended_, {})) user_->OnStaged(ended.op, ended.status);
   }
 }
 
@@ -294,7 +292,7 @@ void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give
       std::erase(due_, child);
       Finish(child, why);
     } else if (op.step == Step::kChild) {
-      peer_->EndChild(child, why, give_up);
+      user_->EndChild(child, why, give_up);
     }
   }
 }
@@ -303,7 +301,7 @@ void Stager::Cancel(const Outbound& outbound, const absl::Status& why, Time give
 // others.
 uint32_t Stager::Abandon(const Outbound& outbound) {
   uint32_t abandoned = 0;
-  OpTable& table = peer_->runtime_->ops;
+  OpTable& table = runtime_->ops;
   std::erase_if(ended_, [&](const Ended& ended) {
     const OpTable::Entry* const entry = table.Find(ended.op);
     if (entry == nullptr || entry->outbound != &outbound) return false;
@@ -328,7 +326,7 @@ void Stager::Settle(const TransferPtr& whole) {
   if (it == outstanding_.end() || --it->second > 0) return;
   const TransferPtr record = it->first;
   outstanding_.erase(it);
-  peer_->OnSettled(record);
+  user_->OnSettled(record);
 }
 
 void Stager::LetGo(std::map<uint64_t, Unsettled>::iterator it) {
@@ -369,7 +367,7 @@ void Stager::OnSessionEnd() {
   for (const uint64_t child : waiting) {
     const bool write = ops_.at(child).whole->kind == TransferKind::kWrite;
     Finish(child,
-           absl::UnavailableError(absl::StrCat("the session with peer ", peer_->metadata_.name,
+           absl::UnavailableError(absl::StrCat("the session with peer ", regions_->peer(),
                                                " ended while it copied into its GPU's memory")),
            write);
   }
@@ -385,8 +383,7 @@ absl::Status Stager::OnLend(const StageLendFrame& frame) {
   }
   recalled_ = false;
   for (const uint32_t buffer : frame.buffers) {
-    const bool sense =
-        buffer < peer_->regions_.staging_buffers() && held_.size() < StageLender::kMaxHeld;
+    const bool sense = buffer < regions_->staging_buffers() && held_.size() < StageLender::kMaxHeld;
     if (!sense || !held_.insert(buffer).second) {
       return absl::InvalidArgumentError(absl::StrCat("it lends staging buffer ", buffer,
                                                      ", which it has not got, has lent already, "
@@ -410,8 +407,7 @@ void Stager::GiveLent(uint32_t buffer) {
 
 void Stager::GiveBack(std::vector<uint32_t> buffers) {
   for (const uint32_t buffer : buffers) held_.erase(buffer);
-  peer_->session_.channel().Push(FrameType::kStageBack,
-                                 StageBackFrame{.buffers = std::move(buffers)});
+  channel_->Push(FrameType::kStageBack, StageBackFrame{.buffers = std::move(buffers)});
 }
 
 }  // namespace kvxfer

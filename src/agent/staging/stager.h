@@ -33,21 +33,29 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
+#include "src/agent/engine/runtime.h"
 #include "src/agent/engine/transfer_record.h"
+#include "src/agent/session/outbound.h"
+#include "src/agent/session/remote_regions.h"
 #include "src/agent/staging/staging.h"
+#include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/wire_format.h"
 
 namespace kvxfer {
 
-class Peer;
-struct Outbound;
-
-// A peer's region as staging knows it. It takes the place of a backend's key in a Run.
-struct StagedKey final : RemoteKey {
-  StagedKey(uint32_t region_rkey, bool region_reached)
-      : rkey(region_rkey), reached(region_reached) {}
-  const uint32_t rkey;
-  const bool reached;  // by the backends that take host memory
+// Who has the transfers: begins and ends children, and learns what became of ops.
+class StagerUser {
+ public:
+  virtual ~StagerUser() = default;
+  // Begins a child over `link`. Unavailable: whether the peer's region is live is not known yet;
+  // the peer's answer is on the way.
+  virtual absl::Status BeginChild(const TransferPtr& child, Link* link) = 0;
+  // Ends one, by `give_up` at the latest.
+  virtual void EndChild(uint64_t child, const absl::Status& why, Time give_up) = 0;
+  // An op that was posted here is over.
+  virtual void OnStaged(uint64_t op, const absl::Status& status) = 0;
+  // No op of `whole` moves bytes any more, though it was over for some of them; see Outstanding.
+  virtual void OnSettled(const TransferPtr& whole) = 0;
 };
 
 class Stager final : private Staging::User {
@@ -56,17 +64,20 @@ class Stager final : private Staging::User {
   static constexpr size_t kMaxPieces = 2048;
   static_assert(kMaxPieces <= kMaxStageRuns);
 
-  Stager(Peer* peer, Staging* staging) : peer_(peer), staging_(staging) {}
+  // All of them outlive the stager. `channel` carries the frames of the session; `regions` are the
+  // peer's.
+  Stager(StagerUser* user, Runtime* runtime, ReliableChannel* channel, const RemoteRegions* regions)
+      : user_(user), runtime_(runtime), channel_(channel), regions_(regions) {}
   ~Stager() override;
 
   // Accepts op `op` of `outbound`. Its `blocks` name StagedMemory and StagedKey and must stay valid
-  // until the op is over. False: no buffer is free; try again later. Peer::OnStaged follows.
+  // until the op is over. False: no buffer is free; try again later. OnStaged follows.
   bool Post(Outbound& outbound, uint64_t op, const BlockRange& blocks);
 
-  // Begins the children that are due; called by the peer's Pump.
-  void Begin();
+  // Begins the children that are due. False: one waits for the peer's word on a region.
+  bool Begin();
   bool begins() const { return !due_.empty(); }
-  // Reports ops that are over to the peer. Called outside of all other work, because a report may
+  // Reports ops that are over to the user. Called outside of all other work, because a report may
   // end transfers.
   void TellEnds();
   bool has_ends() const { return !ended_.empty(); }
@@ -76,7 +87,7 @@ class Stager final : private Staging::User {
   // Detaches from `outbound`, which ends now: for the transfer its ops are over. Returns how many.
   uint32_t Abandon(const Outbound& outbound);
   // True: ops that are over for `whole` may still move bytes. It stays quarantined until
-  // Peer::OnSettled, which follows.
+  // StagerUser::OnSettled, which follows.
   bool Outstanding(const TransferPtr& whole) const { return outstanding_.contains(whole); }
   void ForEachOutstanding(absl::FunctionRef<void(const TransferPtr&)> visit) const {
     for (const auto& [whole, ops] : outstanding_) visit(whole);
@@ -135,8 +146,10 @@ class Stager final : private Staging::User {
   void GiveBack(std::vector<uint32_t> buffers);
   void Settle(const TransferPtr& whole);
 
-  Peer* const peer_;
-  Staging* const staging_;
+  StagerUser* const user_;
+  Runtime* const runtime_;
+  ReliableChannel* const channel_;
+  const RemoteRegions* const regions_;
   std::map<uint64_t, StagedOp> ops_;  // key: the child, begun or not
   std::deque<uint64_t> due_;          // children that may begin
   struct Ended {

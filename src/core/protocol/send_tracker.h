@@ -259,7 +259,10 @@ class SendTracker {
   void OnRailCleared(uint64_t link, uint32_t rail, Time now);
   // Nothing that was posted on the rail before is on its way.
   void OnRailFenced(uint64_t link, uint32_t rail);
-  void OnLinkLost(uint64_t link, const absl::Status& why, Time now);
+  // `lost` is called first, for each transfer that had the link.
+  void OnLinkLost(
+      uint64_t link, const absl::Status& why, Time now,
+      absl::FunctionRef<void(Transfer&)> lost = [](Transfer&) {});
 
   // --- the target's word; an error: it broke the protocol ---
   absl::Status OnReleased(const ReleasedFrame& frame, Time now);

@@ -93,10 +93,12 @@ void SendTracker::OnRailFenced(uint64_t link, uint32_t rail) {
 }
 
 // Fails what had data on the lost connection; what only waits for the target's word goes on.
-void SendTracker::OnLinkLost(uint64_t link, const absl::Status& why, Time now) {
+void SendTracker::OnLinkLost(uint64_t link, const absl::Status& why, Time now,
+                             absl::FunctionRef<void(Transfer&)> lost) {
   ForEach([&](Transfer& transfer) {
     if (transfer.link() != link) return;
     transfer.request_.link = 0;
+    lost(transfer);
     const bool only_waits = transfer.state_ == SendState::kConfirming ||
                             (transfer.opened_ && !transfer.counted() && !transfer.ending());
     if (!only_waits) End(transfer, TransferState::kFailed, why, EndCause::kLost, now);

@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,153 +13,15 @@
 #include <vector>
 
 #include "tests/support/status_macros.h"
+#include "tests/unit/agent/session/fake_peer.h"
 
 namespace kvxfer::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Duration kMs = std::chrono::milliseconds(1);
-constexpr Duration kTimeout = 1000 * kMs;  // AgentOptions::connect_timeout
-constexpr uint64_t kBytes = 4096;
-constexpr RegionId kHostRegion{1};
-constexpr RegionId kCudaRegion{2};
-
-class FakeEndpoint : public Endpoint {
- public:
-  EndpointInfo Describe() const override { return {.path = "a wire", .rails = {{.name = "r0"}}}; }
-  void Authorize() override {}
-  bool Post(const Op& /*op*/) override { return false; }
-  bool Send(std::span<const std::byte> /*message*/) override { return true; }
-  void Fence(FenceScope /*scope*/) override {}
-  void Shutdown(absl::Status why) override { shut = std::move(why); }
-  absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& /*region*/,
-                                                    std::string_view /*key*/) override {
-    return absl::UnimplementedError("no keys");
-  }
-  absl::Status shut{};
-};
-
-class FakeBackend : public Backend {
- public:
-  FakeBackend(std::string_view name, uint32_t kinds) {
-    info_.name = name;
-    info_.capabilities.memory_kinds = kinds;
-  }
-  const BackendInfo& Describe() const override { return info_; }
-  absl::Status Reachable(std::string_view /*address*/,
-                         const HostIdentity& /*host*/) const override {
-    return reachable;
-  }
-  absl::StatusOr<std::unique_ptr<Endpoint>> Connect(std::string_view /*address*/,
-                                                    const HostIdentity& /*host*/) override {
-    ++dials;
-    if (!connects.ok()) return connects;
-    return std::make_unique<FakeEndpoint>();
-  }
-  absl::StatusOr<std::unique_ptr<Registration>> Register(const LocalRegion& /*region*/) override {
-    return std::make_unique<Registration>();
-  }
-  size_t Poll(std::span<Event> /*out*/, Input /*input*/) override { return 0; }
-  bool Arm() override { return true; }
-
-  absl::Status reachable{};
-  absl::Status connects{};
-  int dials = 0;
-
- private:
-  BackendInfo info_{};
-};
-
-constexpr uint32_t kHostOnly = BitOf(MemoryKind::kHost);
-constexpr uint32_t kCudaOnly = BitOf(MemoryKind::kCuda);
-
-AgentOptions Options() {
-  AgentOptions options;
-  options.connect_timeout = kTimeout;
-  return options;
-}
-
-class PathSetTest : public ::testing::Test, public PathSet::User {
+class PathSetTest : public ::testing::Test, public FakePaths {
  protected:
-  PathSetTest() : runtime_(Options()) {
-    metadata_.name = "decode-0";
-    metadata_.host.hostname = "there";
-  }
-
-  // A backend of this agent, which the peer offers too.
-  FakeBackend& Both(std::string_view name, uint32_t kinds = kHostOnly) {
-    FakeBackend& backend = Here(name, kinds);
-    metadata_.backends.push_back({.backend = std::string(name), .address = "somewhere"});
-    return backend;
-  }
-  FakeBackend& Here(std::string_view name, uint32_t kinds = kHostOnly) {
-    auto backend = std::make_unique<FakeBackend>(name, kinds);
-    FakeBackend& made = *backend;
-    runtime_.backends.push_back(std::move(backend));
-    return made;
-  }
-
-  // Registers a region of each kind at both ends; the peer has a key for GPU memory for each of
-  // `native`.
-  void MakeRegions(const std::vector<std::string>& native = {}) {
-    Register(memory_[0], MemoryKind::kHost);
-    Register(memory_[1], MemoryKind::kCuda);
-    for (const RegionId id : {kHostRegion, kCudaRegion}) {
-      AgentMetadata::Region region{.region = {.id = id,
-                                              .base = 0x10000 * static_cast<uint64_t>(id),
-                                              .bytes = kBytes,
-                                              .access = Access::kReadWrite}};
-      if (id == kCudaRegion) {
-        region.region.kind = MemoryKind::kCuda;
-        for (const std::string& name : native) region.keys[name] = "key";
-      }
-      metadata_.regions.push_back(std::move(region));
-    }
-  }
-  // Both ends have staging memory, which every backend takes that takes host memory.
-  void MakeStaging() {
-    Register(memory_[2], MemoryKind::kHost, true);
-    metadata_.regions.push_back(
-        {.region = {.id = RegionId{9}, .bytes = Staging::kMinBytes}, .staging = true});
-  }
-
-  PathSet& Paths() {
-    if (paths_ == nullptr) {
-      regions_.Learn(metadata_);
-      paths_ = std::make_unique<PathSet>(&runtime_, &metadata_, &regions_, this);
-    }
-    return *paths_;
-  }
-
-  void Plan(internal::TransferRecord& record, MemoryKind kind) {
-    Paths();
-    const bool cuda = kind == MemoryKind::kCuda;
-    record.local = runtime_.memory.table();
-    record.remote = regions_.table();
-    record.posted = now_;
-    record.cuda = cuda;
-    const Descriptor local{.address = reinterpret_cast<uint64_t>(memory_[cuda ? 1 : 0].data()),
-                           .bytes = kBytes};
-    const Descriptor remote{.address = cuda ? 0x20000u : 0x10000u, .bytes = kBytes};
-    auto blocks = BlockList::FromDescriptors({.local = {&local, 1}, .remote = {&remote, 1}},
-                                             Direction::kWrite, *record.local, *record.remote);
-    ASSERT_OK(blocks);
-    record.blocks = *std::move(blocks);
-  }
-
-  // --- what the session would do ---
-  void GoUp(Link& link) {
-    link.state = Link::State::kUp;
-    link.was_up = true;
-    link.prove_by = now_ + kTimeout;
-    link.ping_at = now_ + 10 * kTimeout;
-    link.LearnRails(kTimeout, now_);
-  }
-  void Prove(Link& link) {
-    GoUp(link);
-    Paths().OnProven(link);
-  }
   void Fail(Link& link, absl::Status why = absl::UnavailableError("refused")) {
     Paths().OnDown(link, why, now_);
   }
@@ -178,31 +39,6 @@ class PathSetTest : public ::testing::Test, public PathSet::User {
   }
   std::string Goes(const internal::TransferRecord& record) {
     return NameOf(Paths().LinkFor(record, now_));
-  }
-
-  void OnLinkEvent(Link& /*link*/, Event& /*event*/) override {}
-  void OnFirstLink() override { ++first_links_; }
-  bool PeerIsConnected() const override { return peer_is_connected_; }
-
-  Runtime runtime_;
-  AgentMetadata metadata_{};
-  RemoteRegions regions_;
-  std::array<std::vector<std::byte>, 3> memory_{std::vector<std::byte>(kBytes),
-                                                std::vector<std::byte>(kBytes),
-                                                std::vector<std::byte>(kBytes)};
-  std::unique_ptr<PathSet> paths_;
-  Time now_ = Time{} + 1000 * kTimeout;
-  int first_links_ = 0;
-  bool peer_is_connected_ = false;
-
- private:
-  void Register(std::vector<std::byte>& memory, MemoryKind kind, bool is_staging = false) {
-    MemoryRegistry& registry = runtime_.memory;
-    const MemorySpan span{.data = memory.data(), .bytes = memory.size(), .kind = kind};
-    auto added = registry.Add(registry.Make(span, Access::kReadWrite, runtime_.backends),
-                              runtime_.backends, {.is_staging = is_staging});
-    ASSERT_OK(added);
-    registry.Publish({&*added, 1});
   }
 };
 
@@ -554,9 +390,10 @@ TEST_F(PathSetTest, MemoryBeyondReachIsStagedUntilNewerMetadata) {
   Link& native = Making(1);
   Prove(native);
   EXPECT_OK(PathSet::WhyBeyond(native, record));
-  native.beyond.emplace(kCudaRegion, absl::FailedPreconditionError("no P2P"));
+  // A key that the backend cannot use.
+  EXPECT_FALSE(native.KeyOf(regions_, kCudaRegion, *runtime_.backends[1]).ok());
   EXPECT_TRUE(
-      Fails(PathSet::WhyBeyond(native, record), absl::StatusCode::kFailedPrecondition, {"no P2P"}));
+      Fails(PathSet::WhyBeyond(native, record), absl::StatusCode::kUnimplemented, {"no keys"}));
   EXPECT_EQ(Goes(record), "waits");
   Prove(Making(0));
   EXPECT_EQ(Goes(record), "tcp");

@@ -1,19 +1,24 @@
-// How transfers end: completions, arrivals, aborts, time-outs, and what is told of it.
+// How transfers end: completions, ends, and what is left of them.
 #include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "src/agent/session/peer.h"
+#include "src/agent/session/transfer_set.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace {
 
-constexpr size_t kMaxSpare = 64;
+absl::Status OpFailed(const Runtime& runtime, const Outbound& outbound,
+                      const absl::Status& status) {
+  return Annotate(status,
+                  absl::StrCat("transfer ", outbound.record->id, " to peer ", outbound.record->peer,
+                               " over ", ToAbsl(runtime.backends[outbound.link->backend]->name())));
+}
 
 }  // namespace
 
-void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
+void TransferSet::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   OpTable::Entry* entry = runtime_->ops.Find(op);
   if (entry == nullptr) return;
   Outbound& outbound = *entry->outbound;
@@ -28,34 +33,27 @@ void Peer::OnCompletion(Link& link, uint64_t op, const absl::Status& status) {
   runtime_->ops.Release(op);
   const bool ended = sending.ended();
   if (status.ok() || sending.ending() || sending.arrived()) {
-    tracker_.OnCompleted(sending, runtime_->now);
+    tracker_->OnCompleted(sending, runtime_->now);
   } else if (runtime_->backends[link.backend]->capabilities().rails_fail_alone &&
              link.rails.OnFailed(rail, status, Now())) {
-    tracker_.OnSuspect(sending, rail, slice, OpFailed(outbound, status), Now());
+    tracker_->OnSuspect(sending, rail, slice, OpFailed(*runtime_, outbound, status), Now());
   } else {
-    tracker_.OnFailed(sending, OpFailed(outbound, status), Now());
+    tracker_->OnFailed(sending, OpFailed(*runtime_, outbound, status), Now());
   }
   if (ended && sending.ops() == 0) {
-    outbound.record->blocks.ReleaseIds(runtime_->ids);
-    runtime_->memory.Unuse(*outbound.record->local, outbound.record->blocks.local_regions());
+    posted_.LetMemoryGo(*outbound.record);
   }
-}
-
-absl::Status Peer::OpFailed(const Outbound& outbound, const absl::Status& status) const {
-  return Annotate(
-      status, absl::StrCat("transfer ", outbound.record->id, " to peer ", metadata_.name, " over ",
-                           ToAbsl(runtime_->backends[outbound.link->backend]->name())));
 }
 
 // Carrying out one action may ask for others.
-void Peer::Settle() {
-  while (tracker_.has_actions()) {
-    tracker_.TakeActions(actions_);
+void TransferSet::Settle() {
+  while (tracker_->has_actions()) {
+    tracker_->TakeActions(actions_);
     for (const SendTracker::Action& action : actions_) Carry(action);
   }
 }
 
-void Peer::Carry(const SendTracker::Action& action) {
+void TransferSet::Carry(const SendTracker::Action& action) {
   SendTracker::Transfer& sending = *action.transfer;
   Outbound& outbound = OutboundOf(sending);
   using Kind = SendTracker::Action::Kind;
@@ -63,9 +61,9 @@ void Peer::Carry(const SendTracker::Action& action) {
     case Kind::kStop:
       return Stop(outbound);
     case Kind::kAbandon:
-      return tracker_.OnAbandoned(sending, stager_.Abandon(outbound), Now());
+      return tracker_->OnAbandoned(sending, stager_.Abandon(outbound), Now());
     case Kind::kSend:
-      return StartSending(outbound);
+      return sender_.Start(outbound);
     case Kind::kEnd:
       return Publish(outbound, action);
     case Kind::kQuiet:
@@ -78,18 +76,16 @@ void Peer::Carry(const SendTracker::Action& action) {
 }
 
 // It ends otherwise than done: nothing more of it is posted.
-void Peer::Stop(Outbound& outbound) {
-  std::erase(sending_, &outbound);
-  ReleaseLayerStream(outbound);
-  DropPrepared(outbound);
+void TransferSet::Stop(Outbound& outbound) {
+  sender_.Stop(outbound);
   const uint64_t id = outbound.record->id;
-  paths_.ForEachUpLink([id](Link& link) { link.endpoint->Fence({.transfer = id}); });
+  parts_.paths->ForEachUpLink([id](Link& link) { link.endpoint->Fence({.transfer = id}); });
   if (outbound.staged) {
     stager_.Cancel(outbound, outbound.sending->why(), outbound.sending->ends_by());
   }
 }
 
-void Peer::Publish(Outbound& outbound, const SendTracker::Action& end) {
+void TransferSet::Publish(Outbound& outbound, const SendTracker::Action& end) {
   const TransferPtr record = outbound.record;
   const Time now = Now();
   if (outbound.alone && outbound.link != nullptr && end.state == TransferState::kDone &&
@@ -110,14 +106,8 @@ void Peer::Publish(Outbound& outbound, const SendTracker::Action& end) {
   // No op of it follows, but those in flight still walk its blocks: then the last completion, or
   // Erase, releases the ids.
   outbound.walk = SliceWalk();
-  if (outbound.sending->ops() == 0) {
-    record->blocks.ReleaseIds(runtime_->ids);
-    if (record->local != nullptr) {
-      runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
-    }
-  }
-  deadlines_.erase({record->deadline, record->id});
-  view_->queued->fetch_sub(1, std::memory_order_relaxed);
+  if (outbound.sending->ops() == 0) posted_.LetMemoryGo(*record);
+  posted_.Leave(*record);
   internal::TransferRecord::End published{
       .state = end.state,
       .status = end.status,
@@ -128,15 +118,10 @@ void Peer::Publish(Outbound& outbound, const SendTracker::Action& end) {
   runtime_->Publish(record, std::move(published));
 }
 
-void Peer::FailQueued(const TransferPtr& record, TransferState state, absl::Status status) {
-  deadlines_.erase({record->deadline, record->id});
-  if (record->local != nullptr) {
-    runtime_->memory.Unuse(*record->local, record->blocks.local_regions());
-  }
-  view_->queued->fetch_sub(1, std::memory_order_relaxed);
-  asked_.End(record->id);
+void TransferSet::FailQueued(const TransferPtr& record, TransferState state, absl::Status status) {
+  posted_.LetMemoryGo(*record);
+  posted_.Leave(*record);
   const Duration waited = Now() - record->posted;
-  record->blocks.ReleaseIds(runtime_->ids);
   runtime_->Publish(record,
                     {.state = state,
                      .status = std::move(status),
@@ -146,86 +131,62 @@ void Peer::FailQueued(const TransferPtr& record, TransferState state, absl::Stat
                                .blocks = record->blocks.size(),
                                .queued = waited,
                                .total = waited}});
-  AnswerQuiesce();
+  replies_.End(record->id);
 }
 
-void Peer::DropPrepared(Outbound& outbound) {
-  if (outbound.prepared == 0) return;
-  runtime_->ops.Release(outbound.prepared);
-  outbound.prepared = 0;
+void TransferSet::OnRefused(const TransferPtr& record, absl::Status why) {
+  FailQueued(record, TransferState::kFailed, std::move(why));
 }
 
-Outbound& Peer::NewOutbound() {
-  if (spare_.empty()) spare_.emplace_back();
-  active_.splice(active_.end(), spare_, spare_.begin());
-  active_.back().self = std::prev(active_.end());
-  return active_.back();
-}
-
-Outbound* Peer::Find(uint64_t id) {
-  const SendTracker::Transfer* const sending = tracker_.Find(id);
+Outbound* TransferSet::Find(uint64_t id) const {
+  const SendTracker::Transfer* const sending = tracker_->Find(id);
   return sending == nullptr ? nullptr : &OutboundOf(*sending);
 }
 
 // A transfer has ended at both sides, or its other side will never say.
-void Peer::Forget(Outbound& outbound) {
+void TransferSet::Forget(Outbound& outbound) {
   const uint64_t id = outbound.record->id;
   const bool settled = !stager_.Outstanding(outbound.record);
   outbound.record->blocks.ReleaseIds(runtime_->ids);
-  tracker_.Forget(*outbound.sending);
-  Erase(outbound);
-  if (settled) NoneAsks(id);
+  tracker_->Forget(*outbound.sending);
+  outbounds_.Erase(outbound);
+  if (settled) replies_.End(id);
 }
 
-void Peer::Erase(Outbound& outbound) {
-  const auto self = outbound.self;
-  if (spare_.size() >= kMaxSpare) {
-    active_.erase(self);
-    return;
-  }
-  std::destroy_at(&outbound);
-  std::construct_at(&outbound);
-  spare_.splice(spare_.begin(), active_, self);
+// --- quiet ---
+
+// Nothing of it is on the wire any more; `arrived`: for the target has it all. A GPU, here or
+// there, may still copy for it: then OnSettled follows, or its last completion.
+void TransferSet::ClearQuarantine(const TransferPtr& record, bool arrived) {
+  const Outbound* const outbound = Find(record->id);
+  const bool moving = outbound != nullptr && outbound->moving();
+  if (!moving && !stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
+  if (record->child) stager_.OnChildQuiet(record->id, arrived);
 }
 
-// What is asked of a transfer by a Quiesce is answered: it has ended and is quiet.
-void Peer::NoneAsks(uint64_t id) {
-  asked_.End(id);
-  AnswerQuiesce();
+// No op of it moves bytes any more.
+void TransferSet::OnSettled(const TransferPtr& record) {
+  runtime_->ClearQuarantine(record);
+  if (Find(record->id) == nullptr) replies_.End(record->id);
 }
 
-void Peer::ClearQuarantines() {
+void TransferSet::OnQuiet() {
   stager_.OnQuiet();
   for (const TransferPtr& record : std::exchange(quarantined_, {})) ClearQuarantine(record, false);
-  tracker_.OnQuiet();
+  tracker_->OnQuiet();
 }
 
 // The target takes a new session only when every connection of the one before is down at its side.
-void Peer::Inherit(const Peer& before) {
+void TransferSet::Inherit(const TransferSet& before) {
   quarantined_.insert(quarantined_.end(), before.quarantined_.begin(), before.quarantined_.end());
   before.stager_.ForEachOutstanding([this](const auto& one) { quarantined_.push_back(one); });
-  for (const Outbound& outbound : before.active_) {
+  for (const Outbound& outbound : before.outbounds_) {
     // One that is moving clears by itself.
     if (outbound.record->quarantined() && !outbound.moving()) {
       quarantined_.push_back(outbound.record);
     }
   }
-  if (paths_.UpLink() != nullptr) ClearQuarantines();
-}
-
-std::string Peer::Stage(const Outbound& outbound) const {
-  const auto& after = outbound.record->after;
-  if (after != nullptr && !after->passed()) {
-    return "what it waits for in a CUDA stream is not over (TransferOptions::after)";
-  }
-  const SendTracker::Transfer& sending = *outbound.sending;
-  if (sending.ops() > 0 || sending.unposted()) {
-    return absl::StrCat("sending, ", sending.slices(), " slices posted, ", sending.ops(),
-                        " not complete",
-                        outbound.link == nullptr ? "" : outbound.link->rails.WhyNone());
-  }
-  if (sending.opened()) return "all sent, the peer has not confirmed the arrival";
-  return "waiting to be sent";
+  if (parts_.paths->UpLink() != nullptr) OnQuiet();
 }
 
 }  // namespace kvxfer

@@ -1,0 +1,117 @@
+#include "src/agent/session/link_keeper.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/base/log.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// Between pings on a connection without transfers; well within the target's patience (kSilence,
+// inbound.cc).
+constexpr int kIdleHeartbeats = 10;
+constexpr Duration kIdlePing = std::chrono::seconds(10);
+constexpr Duration kIdleGrid = std::chrono::seconds(1);
+
+// On the grid where that is fine enough, so that one wake-up serves all idle links.
+Time NextIdlePing(Time now, Duration heartbeat) {
+  const Duration interval = std::min<Duration>(heartbeat * kIdleHeartbeats, kIdlePing);
+  const Time next = now + interval;
+  return interval < 2 * kIdleGrid ? next : next - next.time_since_epoch() % kIdleGrid;
+}
+
+}  // namespace
+
+void LinkKeeper::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
+  if (link.rails.OnDown(rail, why, Now())) parts_.tracker->OnRailDown(link.number, rail);
+}
+
+bool LinkKeeper::OnRailUp(Link& link, uint32_t rail) {
+  const auto news = link.rails.OnUp(rail);
+  if (!news.ok()) link.Close(news.status());
+  if (!news.ok() || !*news) return false;
+  if (link.state == Link::State::kUp && !link.proven) parts_.paths->OnProven(link);
+  Log(LogLevel::kInfo, "peer {}: rail {} of {} is up", parts_.peer->name, rail,
+      parts_.runtime->backends[link.backend]->name());
+  return true;
+}
+
+// Over the connection itself: lost only together with it, and then nothing needs a fence any more.
+void LinkKeeper::SendFences() {
+  parts_.paths->ForEachUpLink([this](Link& link) {
+    if (link.rails.all_up()) return;
+    auto due = link.rails.NextDue();
+    for (; due.ok() && due->has_value(); due = link.rails.NextDue()) {
+      const std::string message =
+          parts_.session->Message(FrameType::kFenceRail, RailFrame{.rail = **due});
+      if (!link.endpoint->Send(std::as_bytes(std::span(message)))) break;
+      link.rails.OnFenceSent(**due);
+    }
+    if (!due.ok()) link.Close(due.status());
+  });
+}
+
+// From here on nothing of the rail's earlier life is on the way, and all of it that arrived has
+// been counted.
+absl::Status LinkKeeper::OnRailFenced(Link& link, const RailFrame& frame) {
+  const uint32_t rail = frame.rail;
+  if (auto status = link.rails.OnFenced(rail); !status.ok()) return status;
+  // Not before: rails also end with their connection, which may close as planned, and then its end
+  // is what there is to say.
+  Log(LogLevel::kWarning, "peer {}: rail {} of {} failed: {}", parts_.peer->name, rail,
+      parts_.runtime->backends[link.backend]->name(), ToStd(link.rails.why(rail).message()));
+  parts_.tracker->OnRailFenced(link.number, rail);
+  link.endpoint->ReopenRail(rail);
+  return absl::OkStatus();
+}
+
+void LinkKeeper::OnRailTimer(Time now) {
+  parts_.paths->ForEachUpLink([this, now](Link& link) {
+    const RailFences::Expired expired = link.rails.OnTime(now);
+    for (const uint32_t rail : expired.cleared)
+      parts_.tracker->OnRailCleared(link.number, rail, now);
+    if (!expired.close.ok()) link.Close(expired.close);
+  });
+}
+
+void LinkKeeper::Heartbeat(Time now, bool in_use) {
+  parts_.paths->ForEachLink([&](Link& link) { Heartbeat(link, now, in_use); });
+}
+
+void LinkKeeper::Heartbeat(Link& link, Time now, bool in_use) {
+  if (link.state == Link::State::kClosing) return;
+  if (link.state != Link::State::kUp) {
+    if (now >= link.give_up) {
+      link.Close(
+          absl::UnavailableError(absl::StrCat("peer ", parts_.peer->name, " did not answer within ",
+                                              std::chrono::duration_cast<std::chrono::milliseconds>(
+                                                  parts_.runtime->options.connect_timeout)
+                                                  .count(),
+                                              " ms")));
+    }
+    return;
+  }
+  if (now < link.ping_at) return;
+  const auto& options = parts_.runtime->options;
+  if (link.unanswered == Time{}) {
+    link.unanswered = now;
+  } else if (now - link.unanswered >= options.suspect_after - options.heartbeat) {
+    parts_.runtime->presence.Suspect(
+        parts_.peer->name, parts_.peer->incarnation,
+        absl::UnavailableError(absl::StrCat(
+            "no sign of life over ", ToAbsl(parts_.runtime->backends[link.backend]->name()),
+            " for ",
+            std::chrono::duration_cast<std::chrono::milliseconds>(now - link.heard).count(),
+            " ms (stopped, or cut off)")));
+  }
+  const std::string ping = parts_.session->Message(FrameType::kPing, PingFrame{.nonce = 1});
+  link.endpoint->Send(std::as_bytes(std::span(ping)));
+  link.ping_at = in_use || link.unanswered != now ? now + options.heartbeat
+                                                  : NextIdlePing(now, options.heartbeat);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,151 @@
+// The transfers to one peer, from the moment they are posted until nothing of them moves bytes: it
+// tells the parts that know of them what happens, and carries out what follows. What becomes of a
+// transfer is SendTracker's word; Admission begins it, Sender posts its slices, Stager moves what
+// no path reaches, and QuiesceReplies answers what the target asks of it.
+//
+// Of a transfer that has ended as quarantined its quarantine is left: it ends with the target's
+// word, with the next connection's first words, or with the peer's proven death.
+//
+// Thread-safety: none; owned by the engine. Split by event: transfer_set.cc (posting, time, the
+// session), transfer_set_words.cc (what the target says), transfer_set_end.cc (completions, ends,
+// quiet).
+
+#ifndef KVXFER_AGENT_SESSION_TRANSFER_SET_H_
+#define KVXFER_AGENT_SESSION_TRANSFER_SET_H_
+
+#include <cstdint>
+#include <span>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "src/agent/engine/runtime.h"
+#include "src/agent/engine/transfer_record.h"
+#include "src/agent/session/admission.h"
+#include "src/agent/session/outbound.h"
+#include "src/agent/session/path_set.h"
+#include "src/agent/session/posted_book.h"
+#include "src/agent/session/quiesce_replies.h"
+#include "src/agent/session/remote_regions.h"
+#include "src/agent/session/send_queue.h"
+#include "src/agent/session/sender.h"
+#include "src/agent/staging/stager.h"
+#include "src/core/protocol/metadata.h"
+#include "src/core/protocol/send_tracker.h"
+#include "src/core/protocol/session.h"
+
+namespace kvxfer {
+
+class TransferSet final : private Admission::User,
+                          private StagerUser,
+                          private QuiesceReplies::User {
+ public:
+  // All of them outlive the set. `peer` and `regions` are the peer's; `tracker` has the transfers
+  // of this set alone.
+  struct Parts {
+    Runtime* runtime = nullptr;
+    const AgentMetadata* peer = nullptr;
+    PathSet* paths = nullptr;
+    RemoteRegions* regions = nullptr;
+    Session* session = nullptr;
+    SendTracker* tracker = nullptr;
+  };
+  explicit TransferSet(const Parts& parts);
+
+  // `refused`: not OK: it ends with this at once.
+  void Submit(TransferPtr record, const absl::Status& refused);
+  // The transfer `id` of this agent, if it is here and has not ended.
+  void Cancel(uint64_t id, const absl::Status& why);
+  // Ends those that have not begun.
+  void EndQueued(SendQueue::Predicate which, TransferState state, const absl::Status& why);
+  // Begins, and posts, what can be.
+  void Post(Time now);
+  // What the stager has to say, and what follows from it.
+  void TellStagedEnds();
+  // Carries out what the tracker wants done. Called at the end of every event.
+  void Settle();
+  void OnTimer(Time now);
+  // `posts`: Post is called.
+  Time NextTimer(bool posts) const;
+
+  // --- links and their events ---
+  // The session goes on, or begins, over `link`.
+  void OnLinkUp(Link& link);
+  void OnLinkLost(Link& link, const absl::Status& why);
+  void OnCompletion(Link& link, uint64_t op, const absl::Status& status);
+  // Its rails may lie between other ports now.
+  void OnRailUp(const Link& link);
+  // The target's frames, in order. An error: it broke the protocol.
+  absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
+
+  // --- the session ---
+  // See Sender.
+  bool inline_data() const { return sender_.inline_data(); }
+  void OnMessagesSent() { sender_.OnMessagesSent(); }
+  // Neither side has anything to say in this session, nor is anything queued that was posted before
+  // its last connection was lost and that a Quiesce at the target may have ruled out since.
+  bool idle() const;
+  // A session has begun of which the target knows nothing.
+  void OnNewSession();
+  // Nothing of an earlier session can land any more.
+  void OnQuiet();
+  // Regions of the peer may be gone: drops the keys of those that are.
+  void DropDeadKeys();
+
+  // --- what there is ---
+  const PostedBook::Count& count() const { return posted_.count(); }
+  // Some have begun, and are not forgotten.
+  bool active() const { return !outbounds_.empty(); }
+  // Some of them, or quarantines, wait for the peer.
+  bool waits() const { return active() || !quarantined_.empty() || stager_.unsettled(); }
+  bool queued() const { return !queue_.empty(); }
+  // This side's GPUs are copying for one.
+  bool copies() const { return stager_.moving(); }
+  // Takes over the quarantines of `before`, of the same incarnation, which is finished.
+  void Inherit(const TransferSet& before);
+
+ private:
+  // transfer_set_words.cc
+  absl::Status OnKvAnswer(const KvAnswerFrame& frame);
+  absl::Status OnLeaseAnswer(const LeaseAnswerFrame& frame);
+  absl::Status OnQuiesce(const QuiesceFrame& frame);
+  void DropKeys(std::span<const uint32_t> regions) override;
+  bool IsClosing() const override;
+
+  // The stager's children, and its ops.
+  absl::Status BeginChild(const TransferPtr& child, Link* link) override;
+  void EndChild(uint64_t child, const absl::Status& why, Time give_up) override;
+  void OnStaged(uint64_t op, const absl::Status& status) override;
+  void OnSettled(const TransferPtr& whole) override;
+
+  // transfer_set_end.cc
+  void Carry(const SendTracker::Action& action);
+  void Stop(Outbound& outbound);
+  void Publish(Outbound& outbound, const SendTracker::Action& end);
+  void FailQueued(const TransferPtr& record, TransferState state, absl::Status status);
+  void OnRefused(const TransferPtr& record, absl::Status why) override;
+  void ExpireQueued(const std::unordered_set<uint64_t>& ids);
+  void Forget(Outbound& outbound);
+  void ClearQuarantine(const TransferPtr& record, bool arrived);
+  // Null: the transfer has not begun, or is forgotten.
+  Outbound* Find(uint64_t id) const;
+
+  const Parts parts_;
+  Runtime* const runtime_;
+  SendTracker* const tracker_;
+  PostedBook posted_;
+  SendQueue queue_;
+  OutboundList outbounds_;
+  Stager stager_;
+  Admission admission_;
+  Sender sender_;
+  QuiesceReplies replies_;
+  std::vector<SendTracker::Action> actions_;  // that Settle carries out
+  // Transfers whose quiet was not learnt before their session ended.
+  std::vector<TransferPtr> quarantined_;
+  bool waits_key_ = false;  // a region's key is not here yet
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_SESSION_TRANSFER_SET_H_
