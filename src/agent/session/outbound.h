@@ -57,6 +57,12 @@ inline Outbound& OutboundOf(const SendTracker::Transfer& sending) {
   return *static_cast<Outbound*>(sending.context());
 }
 
+// Null: the transfer has not begun, or is forgotten.
+inline Outbound* FindOutbound(SendTracker& tracker, uint64_t id) {
+  const SendTracker::Transfer* const sending = tracker.Find(id);
+  return sending == nullptr ? nullptr : &OutboundOf(*sending);
+}
+
 // Addresses last until Erase. Steady state allocates nothing.
 class OutboundList {
  public:

@@ -86,9 +86,7 @@ void Peer::Pump(Time now) {
   }
   transfers_.TellStagedEnds();
   keeper_.SendFences();
-  if (Link* const link = paths_.UpLink()) {
-    if (frames_.Send(*link, transfers_.inline_data())) transfers_.OnMessagesSent();
-  }
+  if (Link* const link = paths_.UpLink()) transfers_.SendFrames(frames_, *link);
   FinishClosing(now);
 }
 

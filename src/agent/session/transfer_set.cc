@@ -64,7 +64,8 @@ TransferSet::TransferSet(const Parts& parts)
                   .sender = &sender_},
                  this),
       sender_(parts.runtime, parts.tracker, &stager_, &admission_),
-      replies_(&parts.session->channel(), this) {}
+      keys_(parts.paths, parts.regions, &outbounds_),
+      replies_(&parts.session->channel(), &keys_) {}
 
 void TransferSet::Submit(TransferPtr record, const absl::Status& refused) {
   if (auto status = posted_.Enter(*record, refused); !status.ok()) {
@@ -109,7 +110,7 @@ void TransferSet::TellStagedEnds() {
 void TransferSet::OnTimer(Time now) {
   std::unordered_set<uint64_t> queued;
   while (const auto id = posted_.TakeDue(now)) {
-    const Outbound* const outbound = Find(*id);
+    const Outbound* const outbound = FindOutbound(*tracker_, *id);
     if (outbound == nullptr) {
       queued.insert(*id);
       continue;
@@ -182,10 +183,8 @@ void TransferSet::OnNewSession() {
   stager_.OnSessionEnd();
 }
 
-void TransferSet::DropDeadKeys() {
-  const auto used = outbounds_.UsedKeys();
-  parts_.paths->ForEachLink([&](Link& link) { link.DropDeadKeys(*parts_.regions, used); });
-  parts_.regions->DropDeadStagedKeys(used);
+void TransferSet::SendFrames(FrameSender& frames, Link& link) {
+  if (frames.Send(link, sender_.inline_data())) sender_.OnMessagesSent();
 }
 
 // --- the stager's children and ops ---

@@ -14,7 +14,6 @@
 #define KVXFER_AGENT_SESSION_TRANSFER_SET_H_
 
 #include <cstdint>
-#include <span>
 #include <unordered_set>
 #include <vector>
 
@@ -22,6 +21,8 @@
 #include "src/agent/engine/runtime.h"
 #include "src/agent/engine/transfer_record.h"
 #include "src/agent/session/admission.h"
+#include "src/agent/session/frame_sender.h"
+#include "src/agent/session/key_closer.h"
 #include "src/agent/session/outbound.h"
 #include "src/agent/session/path_set.h"
 #include "src/agent/session/posted_book.h"
@@ -36,9 +37,7 @@
 
 namespace kvxfer {
 
-class TransferSet final : private Admission::User,
-                          private StagerUser,
-                          private QuiesceReplies::User {
+class TransferSet final : private Admission::User, private StagerUser {
  public:
   // All of them outlive the set. `peer` and `regions` are the peer's; `tracker` has the transfers
   // of this set alone.
@@ -79,9 +78,8 @@ class TransferSet final : private Admission::User,
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
 
   // --- the session ---
-  // See Sender.
-  bool inline_data() const { return sender_.inline_data(); }
-  void OnMessagesSent() { sender_.OnMessagesSent(); }
+  // Sends what the session has to say over `link`, which is up.
+  void SendFrames(FrameSender& frames, Link& link);
   // Neither side has anything to say in this session, nor is anything queued that was posted before
   // its last connection was lost and that a Quiesce at the target may have ruled out since.
   bool idle() const;
@@ -90,7 +88,7 @@ class TransferSet final : private Admission::User,
   // Nothing of an earlier session can land any more.
   void OnQuiet();
   // Regions of the peer may be gone: drops the keys of those that are.
-  void DropDeadKeys();
+  void DropDeadKeys() { keys_.DropDeadKeys(); }
 
   // --- what there is ---
   const PostedBook::Count& count() const { return posted_.count(); }
@@ -105,12 +103,7 @@ class TransferSet final : private Admission::User,
   void Inherit(const TransferSet& before);
 
  private:
-  // transfer_set_words.cc
-  absl::Status OnKvAnswer(const KvAnswerFrame& frame);
-  absl::Status OnLeaseAnswer(const LeaseAnswerFrame& frame);
   absl::Status OnQuiesce(const QuiesceFrame& frame);
-  void DropKeys(std::span<const uint32_t> regions) override;
-  bool IsClosing() const override;
 
   // The stager's children, and its ops.
   absl::Status BeginChild(const TransferPtr& child, Link* link) override;
@@ -127,8 +120,6 @@ class TransferSet final : private Admission::User,
   void ExpireQueued(const std::unordered_set<uint64_t>& ids);
   void Forget(Outbound& outbound);
   void ClearQuarantine(const TransferPtr& record, bool arrived);
-  // Null: the transfer has not begun, or is forgotten.
-  Outbound* Find(uint64_t id) const;
 
   const Parts parts_;
   Runtime* const runtime_;
@@ -139,6 +130,7 @@ class TransferSet final : private Admission::User,
   Stager stager_;
   Admission admission_;
   Sender sender_;
+  KeyCloser keys_;
   QuiesceReplies replies_;
   std::vector<SendTracker::Action> actions_;  // that Settle carries out
   // Transfers whose quiet was not learnt before their session ended.

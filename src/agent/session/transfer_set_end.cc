@@ -138,11 +138,6 @@ void TransferSet::OnRefused(const TransferPtr& record, absl::Status why) {
   FailQueued(record, TransferState::kFailed, std::move(why));
 }
 
-Outbound* TransferSet::Find(uint64_t id) const {
-  const SendTracker::Transfer* const sending = tracker_->Find(id);
-  return sending == nullptr ? nullptr : &OutboundOf(*sending);
-}
-
 // A transfer has ended at both sides, or its other side will never say.
 void TransferSet::Forget(Outbound& outbound) {
   const uint64_t id = outbound.record->id;
@@ -158,7 +153,7 @@ void TransferSet::Forget(Outbound& outbound) {
 // Nothing of it is on the wire any more; `arrived`: for the target has it all. A GPU, here or
 // there, may still copy for it: then OnSettled follows, or its last completion.
 void TransferSet::ClearQuarantine(const TransferPtr& record, bool arrived) {
-  const Outbound* const outbound = Find(record->id);
+  const Outbound* const outbound = FindOutbound(*tracker_, record->id);
   const bool moving = outbound != nullptr && outbound->moving();
   if (!moving && !stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
   if (record->child) stager_.OnChildQuiet(record->id, arrived);
@@ -167,7 +162,7 @@ void TransferSet::ClearQuarantine(const TransferPtr& record, bool arrived) {
 // No op of it moves bytes any more.
 void TransferSet::OnSettled(const TransferPtr& record) {
   runtime_->ClearQuarantine(record);
-  if (Find(record->id) == nullptr) replies_.End(record->id);
+  if (FindOutbound(*tracker_, record->id) == nullptr) replies_.End(record->id);
 }
 
 void TransferSet::OnQuiet() {

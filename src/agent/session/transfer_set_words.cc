@@ -6,9 +6,40 @@
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
 #include "src/core/kv/lease_refusal.h"
-#include "src/cuda/closer.h"
 
 namespace kvxfer {
+namespace {
+
+// The target does not take a KV part.
+absl::Status OnKvAnswer(SendTracker& tracker, const std::string& peer, const KvAnswerFrame& frame) {
+  const Outbound* const outbound = FindOutbound(tracker, frame.transfer);
+  if (outbound == nullptr) return absl::OkStatus();
+  if (frame.good || outbound->record->notice != Notice::kKvPart) {
+    return absl::InvalidArgumentError("it refuses a KV part of a transfer that has none");
+  }
+  SendTracker::OnRefused(*outbound->sending,
+                         absl::FailedPreconditionError(absl::StrCat(
+                             "peer ", peer, ": ", Printable(frame.why, kMaxPeerTextBytes))));
+  return absl::OkStatus();
+}
+
+absl::Status OnLeaseAnswer(SendTracker& tracker, const std::string& peer,
+                           const LeaseAnswerFrame& frame) {
+  SendTracker::Transfer* const sending = tracker.Find(frame.transfer);
+  if (sending == nullptr) return absl::OkStatus();
+  absl::Status refused;
+  if (frame.refusal != LeaseAnswerFrame::kHeld) {
+    const bool reads = sending->state() != SendState::kLeasing;
+    refused =
+        WithRefusal(absl::FailedPreconditionError(absl::StrCat(
+                        "peer ", peer, reads ? ": the data read is invalid, discard it: " : ": ",
+                        Printable(frame.why, kMaxPeerTextBytes))),
+                    frame.refusal);
+  }
+  return tracker.OnLease(*sending, refused, Now());
+}
+
+}  // namespace
 
 absl::Status TransferSet::OnNumbered(const ReliableChannel::Incoming& frame) {
   switch (frame.type) {
@@ -24,10 +55,13 @@ absl::Status TransferSet::OnNumbered(const ReliableChannel::Incoming& frame) {
       return credit.status();
     }
     case FrameType::kKvAnswer:
-      return DecodeFor<KvAnswerFrame>(frame.body, [&](auto& answer) { return OnKvAnswer(answer); });
+      return DecodeFor<KvAnswerFrame>(frame.body, [&](auto& answer) {
+        return OnKvAnswer(*tracker_, parts_.peer->name, answer);
+      });
     case FrameType::kLeaseAnswer:
-      return DecodeFor<LeaseAnswerFrame>(frame.body,
-                                         [&](auto& answer) { return OnLeaseAnswer(answer); });
+      return DecodeFor<LeaseAnswerFrame>(frame.body, [&](auto& answer) {
+        return OnLeaseAnswer(*tracker_, parts_.peer->name, answer);
+      });
     case FrameType::kStageLend:
       return DecodeFor<StageLendFrame>(frame.body,
                                        [&](auto& lend) { return stager_.OnLend(lend); });
@@ -45,34 +79,6 @@ absl::Status TransferSet::OnNumbered(const ReliableChannel::Incoming& frame) {
       return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
                                                      " does not come from a target"));
   }
-}
-
-// The target does not take a KV part.
-absl::Status TransferSet::OnKvAnswer(const KvAnswerFrame& frame) {
-  const Outbound* const outbound = Find(frame.transfer);
-  if (outbound == nullptr) return absl::OkStatus();
-  if (frame.good || outbound->record->notice != Notice::kKvPart) {
-    return absl::InvalidArgumentError("it refuses a KV part of a transfer that has none");
-  }
-  SendTracker::OnRefused(*outbound->sending, absl::FailedPreconditionError(absl::StrCat(
-                                                 "peer ", parts_.peer->name, ": ",
-                                                 Printable(frame.why, kMaxPeerTextBytes))));
-  return absl::OkStatus();
-}
-
-absl::Status TransferSet::OnLeaseAnswer(const LeaseAnswerFrame& frame) {
-  SendTracker::Transfer* const sending = tracker_->Find(frame.transfer);
-  if (sending == nullptr) return absl::OkStatus();
-  absl::Status refused;
-  if (frame.refusal != LeaseAnswerFrame::kHeld) {
-    const bool reads = sending->state() != SendState::kLeasing;
-    refused = WithRefusal(
-        absl::FailedPreconditionError(absl::StrCat(
-            "peer ", parts_.peer->name, reads ? ": the data read is invalid, discard it: " : ": ",
-            Printable(frame.why, kMaxPeerTextBytes))),
-        frame.refusal);
-  }
-  return tracker_->OnLease(*sending, refused, Now());
 }
 
 // Answered when every transfer that was posted before the request came, and touches what it names,
@@ -117,12 +123,5 @@ absl::Status TransferSet::OnQuiesce(const QuiesceFrame& frame) {
   replies_.Add(frame, cuda, each);
   return absl::OkStatus();
 }
-
-void TransferSet::DropKeys(std::span<const uint32_t> regions) {
-  parts_.paths->ForEachLink([regions](Link& link) { link.DropKeys(regions); });
-  parts_.regions->DropStagedKeys(regions);
-}
-
-bool TransferSet::IsClosing() const { return cuda::Closing(); }
 
 }  // namespace kvxfer
