@@ -55,7 +55,7 @@ absl::StatusOr<Deregistrations::Left> Deregistrations::Begin(std::span<const Reg
 // A peer bounds the number of questions that it keeps. Beyond kMaxRevoking open questions the
 // regions wait in unasked_ and go together into the next question.
 void Deregistrations::Ask() {
-  while (!unasked_.empty() && inbound_->revoking() < InboundHub::kMaxRevoking) {
+  while (!unasked_.empty() && inbound_->questions().revoking() < QuestionBook::kMaxRevoking) {
     const auto end = unasked_.begin() +
                      static_cast<std::ptrdiff_t>(std::min(unasked_.size(), kMaxListedRegions));
     std::vector<RegionId> some(unasked_.begin(), end);
@@ -68,7 +68,7 @@ void Deregistrations::Ask() {
 
 size_t Deregistrations::Advance() {
   Ask();
-  for (const uint64_t question : inbound_->TakeRevoked()) {
+  for (const uint64_t question : inbound_->questions().TakeRevoked()) {
     due_.push_back(std::move(asked_.extract(question).mapped()));
   }
   if (auto released = runtime_->memory.TakeReleased(); !released.empty()) {
@@ -122,8 +122,8 @@ std::vector<RegionId> Deregistrations::Leave(std::span<const RegionId> regions) 
 std::string Deregistrations::Pending(RegionId region) const {
   const uint64_t question = closing_.at(region).question;
   if (question == 0) {
-    return absl::StrCat("peers, which are asked about it once one of ", inbound_->revoking(),
-                        " earlier questions is answered");
+    return absl::StrCat("peers, which are asked about it once one of ",
+                        inbound_->questions().revoking(), " earlier questions is answered");
   }
   std::string peers = inbound_->Pending(question);
   return peers.empty() ? "transfers of this agent" : peers;

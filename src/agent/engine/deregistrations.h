@@ -41,7 +41,7 @@ class Deregistrations {
   // regions it looked at.
   size_t Advance();
   // True: Advance has more regions to look at now.
-  bool due() const { return !due_.empty() || inbound_->any_revoked(); }
+  bool due() const { return !due_.empty() || inbound_->questions().any_revoked(); }
   // The call stops waiting. Returns the regions that are still in use; they stay registered until
   // the next call for them.
   std::vector<RegionId> Leave(std::span<const RegionId> regions);

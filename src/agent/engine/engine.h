@@ -216,7 +216,7 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   // Removed or replaced peers whose connections are closing.
   std::vector<std::unique_ptr<Peer>> leaving_;
   Deregistrations deregistrations_{&runtime_, &inbound_};
-  std::optional<InboundHub::Question> drain_question_;
+  std::optional<QuestionBook::Question> drain_question_;
   // The metadata as it was last served. It is encoded once for all peers that ask, until it
   // changes. Shared with the connections that are sending it.
   struct Served {

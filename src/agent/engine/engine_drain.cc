@@ -63,8 +63,8 @@ absl::Status Engine::Drain(Duration timeout) {
     if (!waited.ok()) return waited.status();
   }
   // All calls share one question. It covers what peers had begun when the first call asked it.
-  const auto question =
-      CallFor<absl::StatusOr<InboundHub::Question>>([&]() -> absl::StatusOr<InboundHub::Question> {
+  const auto question = CallFor<absl::StatusOr<QuestionBook::Question>>(
+      [&]() -> absl::StatusOr<QuestionBook::Question> {
         if (!drain_question_.has_value()) {
           auto started = inbound_.StartQuiesce({});
           if (!started.ok()) return started.status();
@@ -81,7 +81,7 @@ absl::Status Engine::Drain(Duration timeout) {
   absl::Status asked = Call([&] {
     over = quiet();
     if (over) {
-      (void)inbound_.IsQuiet(question->token);  // forgets the question
+      (void)inbound_.questions().IsQuiet(question->token);  // forgets the question
       drain_question_.reset();
     } else {
       pending = inbound_.Pending(question->token);

@@ -168,14 +168,14 @@ absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duratio
   if (auto status = RefuseInCallback("Quiesce"); !status.ok()) return status;
   const Time deadline = After(timeout);
   const auto question =
-      CallFor<absl::StatusOr<InboundHub::Question>>([&] { return inbound_.StartQuiesce(scope); });
+      CallFor<absl::StatusOr<QuestionBook::Question>>([&] { return inbound_.StartQuiesce(scope); });
   if (!question.ok()) return question.status();
   const auto quiet = [&] { return question->quiet->load(std::memory_order_acquire); };
   auto waited = WaitFor(question->quiet.get(), quiet, deadline);
   if (!waited.ok()) return waited.status();
   QuiesceResult result{.quiet = quiet(), .token = QuiesceToken{question->token}};
   const absl::Status status = Call([&] {
-    result.quiet = inbound_.IsQuiet(question->token).value_or(false);
+    result.quiet = inbound_.questions().IsQuiet(question->token).value_or(false);
     if (!result.quiet) result.pending = inbound_.Pending(question->token);
   });
   if (!status.ok()) return status;
@@ -185,7 +185,7 @@ absl::StatusOr<QuiesceResult> Engine::Quiesce(const QuiesceScope& scope, Duratio
 
 absl::StatusOr<bool> Engine::IsQuiet(QuiesceToken token) {
   return CallFor<absl::StatusOr<bool>>(
-      [&] { return inbound_.IsQuiet(static_cast<uint64_t>(token)); });
+      [&] { return inbound_.questions().IsQuiet(static_cast<uint64_t>(token)); });
 }
 
 }  // namespace kvxfer

@@ -24,14 +24,16 @@ constexpr size_t kMaxUndrainedShares = 64;
 void InboundLink::OnEvent(Event& event) {
   switch (event.kind) {
     case EventKind::kMessage:
-      return hub->OnMessage(*this, event.message);
+      return user->OnMessage(*this, event.message);
     case EventKind::kImmediate:
-      return hub->OnImmediate(*this, event.immediate);
+      if (session != nullptr) session->OnImmediate(event.immediate);
+      return;
     case EventKind::kFenced:
-      if (event.id == FenceScope::kEveryTransfer) return hub->OnRailFenced(*this, event.rail);
-      return hub->OnFenced(*this, event.id);
+      if (session == nullptr) return;
+      if (event.id == FenceScope::kEveryTransfer) return session->OnRailFenced(*this, event.rail);
+      return session->OnFenced(*this, event.id);
     case EventKind::kDown:
-      return hub->OnDown(*this, event.status);
+      return user->OnDown(*this, event.status);
     case EventKind::kConnected:
     case EventKind::kCompletion:
     case EventKind::kAccepted:
@@ -41,19 +43,20 @@ void InboundLink::OnEvent(Event& event) {
   }
 }
 
+void InboundLink::Close(const absl::Status& why) {
+  if (closing) return;
+  closing = true;
+  endpoint->Shutdown(why);
+}
+
 void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
+  InboundUser* const user = this;
   auto link =
-      std::make_unique<InboundLink>(this, &arrival_capacities_[backend], std::move(endpoint));
+      std::make_unique<InboundLink>(user, &arrival_capacities_[backend], std::move(endpoint));
   link->heard = Now();
   runtime_->users[link->endpoint.get()] = link.get();
   const InboundLink* key = link.get();
   links_.emplace(key, std::move(link));
-}
-
-void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
-  if (link.closing) return;
-  link.closing = true;
-  link.endpoint->Shutdown(why);
 }
 
 void InboundHub::CloseDamaged(InboundLink& link, const absl::Status& why) {
@@ -61,20 +64,20 @@ void InboundHub::CloseDamaged(InboundLink& link, const absl::Status& why) {
     Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe().path,
         ToStd(why.message()));
   }
-  CloseLink(link, why);
+  link.Close(why);
 }
 
 void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::string& text) {
   const RefuseFrame frame{.reason = reason, .target = runtime_->incarnation, .text = text};
   const std::string message = EncodeMessage(FrameType::kRefuse, 0, 0, frame);
   link.endpoint->Send(std::as_bytes(std::span(message)));
-  CloseLink(link, absl::FailedPreconditionError(text));
+  link.Close(absl::FailedPreconditionError(text));
 }
 
 void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   auto hello = Decode<HelloFrame>(envelope.body);
   if (!hello.ok()) return CloseDamaged(link, hello.status());
-  if (link.session != nullptr) return CloseLink(link, absl::InvalidArgumentError("second hello"));
+  if (link.session != nullptr) return link.Close(absl::InvalidArgumentError("second hello"));
   if (hello->target != runtime_->incarnation) {
     return Refuse(link, RefuseReason::kIncarnation,
                   absl::StrCat("this is agent ", runtime_->options.name, " of incarnation ",
@@ -99,11 +102,11 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   const bool first = session->links.empty();
   link.session = session;
   link.version = session->version = *version;
-  Join(*session, link);
+  session->Join(link);
   session->unlinked = Time{};
   if (first) session->channel.Rewind();
   if (auto status = session->channel.OnAck(envelope.ack); !status.ok()) {
-    return Fail(*session, status);
+    return session->Fail(status);
   }
   link.endpoint->Authorize();
   // What is being fenced may be on its way over this connection as well.
@@ -124,7 +127,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     InboundSession& session = *it->second;
     const bool continues = !session.over() && session.id == hello.session &&
                            hello.oldest_kept <= session.channel.received() + 1;
-    if (continues && Fits(session, link)) return &session;
+    if (continues && session.Fits(link)) return &session;
     if (continues && !session.links.empty()) {
       Refuse(link, RefuseReason::kClosing,
              "the slots of its session have no room here over this backend as well");
@@ -132,7 +135,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     }
     if (!session.links.empty()) {
       for (InboundLink* old : session.links) {
-        CloseLink(*old, absl::AbortedError("the initiator began a new session"));
+        old->Close(absl::AbortedError("the initiator began a new session"));
       }
       Refuse(link, RefuseReason::kClosing, "the session before is being closed; try again");
       return nullptr;
@@ -153,13 +156,13 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     Refuse(link, RefuseReason::kSession, absl::StrCat(ToAbsl(forgotten), "; start a new one"));
     return nullptr;
   }
-  auto session = std::make_unique<InboundSession>(&slots_, ++last_session_id_);
+  auto session = std::make_unique<InboundSession>(runtime_, &stages_, &slots_, ++last_session_id_);
   session->id = hello.session;
   session->initiator = hello.initiator;
   session->name = hello.name;
   InboundSession* added = session.get();
   sessions_.emplace(hello.initiator, std::move(session));
-  TellCredit(*added);
+  added->TellCredit();
   return added;
 }
 
@@ -175,23 +178,9 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
   const std::string message =
       EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
-    return CloseLink(link, absl::InternalError("no room for the answer to a hello"));
+    return link.Close(absl::InternalError("no room for the answer to a hello"));
   }
-  SendPages(link);
-}
-
-// As far as there is room. Each is true when it is sent, and what is deregistered later is told by
-// QUIESCE.
-void InboundHub::SendPages(InboundLink& link) {
-  while (link.unlisted.first <= link.unlisted.last && !link.closing) {
-    RegionsFrame page =
-        runtime_->memory.Page(link.unlisted.first, link.unlisted.last, kMaxRegionRuns);
-    page.target = runtime_->incarnation;
-    const std::string message =
-        EncodeMessage(FrameType::kRegions, 0, link.session->channel.received(), page);
-    if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return;
-    link.unlisted.first = page.last + 1;
-  }
+  link.session->SendPages(link);
 }
 
 void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
@@ -202,8 +191,8 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
     std::vector<uint64_t> fencing;
     for (const auto& [transfer, waiting] : session->fencing) fencing.push_back(transfer);
     // A connection that is down lands nothing: it counts as fenced.
-    for (uint64_t transfer : fencing) FenceDone(*session, link, transfer);
-    Act(*session);
+    for (uint64_t transfer : fencing) session->FenceDone(link, transfer);
+    session->Act();
     // What it had taken may be lost, whatever other connections there are.
     session->channel.Rewind();
     if (link.carried) runtime_->reverse_session->PiggybackLinkToLost(session->initiator);
@@ -220,16 +209,12 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
 void InboundHub::OnUnlinked(InboundSession& session) {
   session.unlinked = Now();
   const SlotTable::SessionId session_id = session.local_id;
-  const bool asked = std::ranges::any_of(
-      questions_, [&](const auto& entry) { return entry.second.waiting.contains(session_id); });
+  const bool asked = questions_.AnyWaitsFor(session_id);
   const bool removed = session.state == InboundSession::State::kRemoved;
   if (asked || removed) {
     // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
     Sweep(session.initiator);
-    for (auto& [token, question] : questions_) {
-      if (gone_copies_ && question.waiting.contains(session_id)) question.waiting.insert(kGone);
-      Answered(question, session_id);
-    }
+    questions_.OnGone(session_id, gone_copies_ ? std::optional(kGone) : std::nullopt);
     return;
   }
   SweepBeyondBound();
@@ -265,9 +250,9 @@ void InboundHub::OnTimer(Time now) {
   const Duration hello_within = HelloWithin();
   for (auto& [key, link] : links_) {
     if (link->session == nullptr && now - link->heard >= hello_within) {
-      CloseLink(*link, absl::DeadlineExceededError("no hello came"));
+      link->Close(absl::DeadlineExceededError("no hello came"));
     } else if (link->session != nullptr && now - link->heard >= kSilence) {
-      CloseLink(*link, absl::UnavailableError("the initiator is silent"));
+      link->Close(absl::UnavailableError("the initiator is silent"));
     }
   }
   std::vector<Incarnation> old;
@@ -294,7 +279,7 @@ Time InboundHub::NextTimer() const {
 // initiator may know transfers as done whose notifications waited for their turn: that is now.
 void InboundHub::Sweep(Incarnation initiator) {
   const auto it = sessions_.find(initiator);
-  Deliver(*it->second, it->second->tracker.GiveOut());
+  it->second->Deliver(it->second->tracker.GiveOut());
   runtime_->leases.Sweep(it->second->reader(), Now());
   slots_.Release(it->second->local_id);
   stages_.Sweep(it->second->local_id);
@@ -305,7 +290,7 @@ void InboundHub::Sweep(Incarnation initiator) {
 }
 
 void InboundHub::Close(const absl::Status& why) {
-  for (auto& [key, link] : links_) CloseLink(*link, why);
+  for (auto& [key, link] : links_) link->Close(why);
 }
 
 bool InboundHub::Remove(std::string_view peer, const absl::Status& why) {
@@ -315,24 +300,20 @@ bool InboundHub::Remove(std::string_view peer, const absl::Status& why) {
     if (session->name != peer) continue;
     any = true;
     session->state = InboundSession::State::kRemoved;
-    for (InboundLink* link : session->links) CloseLink(*link, why);
+    for (InboundLink* link : session->links) link->Close(why);
     if (session->links.empty()) unlinked.push_back(initiator);
   }
   for (const Incarnation& initiator : unlinked) Sweep(initiator);
   return any;
 }
 
-absl::StatusOr<InboundHub::Question> InboundHub::StartQuiesce(const QuiesceScope& scope) {
+absl::StatusOr<QuestionBook::Question> InboundHub::StartQuiesce(const QuiesceScope& scope) {
   if (scope.regions.size() > kMaxListedRegions) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Quiesce of ", scope.regions.size(), " regions; one call names at most ", kMaxListedRegions,
         ": leave the list empty to mean all, or call several times"));
   }
-  const size_t open = questions_.size() - revoking_ - revoked_.size();
-  if (open >= kMaxQuestions / 2) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        open, " calls of Quiesce are not answered; ask IsQuiet of those that are quarantined"));
-  }
+  if (auto status = questions_.CheckSpace(); !status.ok()) return status;
   return Ask(scope, false);
 }
 
@@ -340,11 +321,9 @@ uint64_t InboundHub::StartRevoke(std::span<const RegionId> regions) {
   return Ask({.peer = {}, .regions = {regions.begin(), regions.end()}}, true).token;
 }
 
-InboundHub::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) {
-  const uint64_t token = ++last_question_;
-  Question& question =
-      questions_.emplace(token, Question{.token = token, .revoke = revoke}).first->second;
-  if (revoke) ++revoking_;
+QuestionBook::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) {
+  QuestionBook::Question& question = questions_.Open(revoke);
+  std::set<SlotTable::SessionId> waiting;
   QuiesceFrame frame{.id = question.token, .all_regions = scope.regions.empty(), .revoke = revoke};
   for (RegionId region : scope.regions) frame.regions.push_back(static_cast<uint32_t>(region));
   std::vector<Incarnation> gone;
@@ -356,12 +335,12 @@ InboundHub::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) {
       gone.push_back(initiator);
       continue;
     }
-    question.waiting.insert(session->local_id);
+    waiting.insert(session->local_id);
     session->channel.Push(FrameType::kQuiesce, frame);
   }
   for (const Incarnation& initiator : gone) Sweep(initiator);
-  if (gone_copies_) question.waiting.insert(kGone);
-  if (question.waiting.empty()) OnQuiet(question);
+  if (gone_copies_) waiting.insert(kGone);
+  questions_.Ask(question, std::move(waiting));
   return question;
 }
 
@@ -369,44 +348,15 @@ std::string InboundHub::Pending(uint64_t token) const {
   constexpr size_t kNamed = 8;
   size_t named = 0;
   std::string pending;
-  const auto it = questions_.find(token);
-  if (it == questions_.end()) return pending;
+  const auto* const waiting = questions_.WaitingOf(token);
+  if (waiting == nullptr) return pending;
   for (const auto& [initiator, session] : sessions_) {
-    if (!it->second.waiting.contains(session->local_id)) continue;
+    if (!waiting->contains(session->local_id)) continue;
     if (++named > kNamed) continue;
     absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
   }
   if (named > kNamed) absl::StrAppend(&pending, " and ", named - kNamed, " more");
   return pending;
-}
-
-absl::StatusOr<bool> InboundHub::IsQuiet(uint64_t token) {
-  const auto it = questions_.find(token);
-  if (it == questions_.end() || it->second.revoke) {
-    return absl::NotFoundError(absl::StrCat("no quarantine with token ", token));
-  }
-  if (!it->second.waiting.empty()) return false;
-  questions_.erase(it);
-  return true;
-}
-
-void InboundHub::Answered(Question& question, SlotTable::SessionId session_id) {
-  if (question.waiting.erase(session_id) > 0 && question.waiting.empty()) OnQuiet(question);
-}
-
-void InboundHub::OnQuiet(Question& question) {
-  if (question.revoke) {
-    --revoking_;
-    revoked_.push_back(question.token);
-    return;
-  }
-  question.quiet->store(true, std::memory_order_release);
-  runtime_->loop.Wake(question.quiet.get());
-}
-
-std::vector<uint64_t> InboundHub::TakeRevoked() {
-  for (const uint64_t token : revoked_) questions_.erase(token);
-  return std::exchange(revoked_, {});
 }
 
 }  // namespace kvxfer

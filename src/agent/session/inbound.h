@@ -19,6 +19,7 @@
 #include "absl/container/inlined_vector.h"
 #include "kvxfer/agent.h"
 #include "src/agent/engine/runtime.h"
+#include "src/agent/session/question_book.h"
 #include "src/agent/staging/staging_target.h"
 #include "src/core/protocol/arrival_capacity.h"
 #include "src/core/protocol/arrival_tracker.h"
@@ -27,18 +28,28 @@
 
 namespace kvxfer {
 
-class InboundHub;
+class InboundLink;
 struct InboundSession;
+
+// Receives what connections bring that belongs to no session, or to all of it.
+class InboundUser {
+ public:
+  virtual ~InboundUser() = default;
+  virtual void OnMessage(InboundLink& link, std::span<const std::byte> message) = 0;
+  virtual void OnDown(InboundLink& link, const absl::Status& why) = 0;
+};
 
 // One connection that a peer made.
 class InboundLink : public EndpointUser {
  public:
-  InboundLink(InboundHub* link_hub, ArrivalCapacity* link_capacity,
+  InboundLink(InboundUser* link_user, ArrivalCapacity* link_capacity,
               std::unique_ptr<Endpoint> link_endpoint)
-      : hub(link_hub), space(link_capacity), endpoint(std::move(link_endpoint)) {}
+      : user(link_user), space(link_capacity), endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
+  // kDown follows.
+  void Close(const absl::Status& why);
 
-  InboundHub* const hub;
+  InboundUser* const user;
   ArrivalCapacity* const space;  // of its backend
   std::unique_ptr<Endpoint> endpoint;
   InboundSession* session = nullptr;  // after its hello
@@ -55,8 +66,39 @@ class InboundLink : public EndpointUser {
 
 // What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
 struct InboundSession {
-  InboundSession(SlotTable* slots, SlotTable::SessionId session_id)
-      : local_id(session_id), tracker(slots, session_id) {}
+  InboundSession(Runtime* agent_runtime, StagingTarget* agent_stages, SlotTable* slots,
+                 SlotTable::SessionId session_id)
+      : local_id(session_id),
+        tracker(slots, session_id),
+        runtime_(agent_runtime),
+        stages_(agent_stages) {}
+
+  // --- connections ---
+  // Whether there is room for what the session was granted to come in by `link`.
+  bool Fits(const InboundLink& link) const;
+  void Join(InboundLink& link);
+  void OnImmediate(uint32_t immediate);
+  void OnFenced(InboundLink& link, uint64_t transfer);
+  // A rail failed at the initiator, which asks for its fence; and that fence is over.
+  void OnFenceRail(InboundLink& link, std::span<const std::byte> body);
+  void OnRailFenced(InboundLink& link, uint32_t rail);
+  // The link fences nothing of the transfer any more.
+  void FenceDone(InboundLink& link, uint64_t transfer);
+  void SendPages(InboundLink& link);
+
+  // --- what it brings ---
+  // ResourceExhausted: the initiator makes this side keep more than it may.
+  absl::Status CheckBounds() const;
+  // Carries out what the tracker came to know.
+  void Act();
+  void Deliver(ArrivalTracker::Deliveries all);
+  // nullopt: the answer comes later, by InboundHub::AnswerLate.
+  void Answer(std::optional<LeaseAnswerFrame> answer);
+  void TellCredit();
+  // Sends what is due.
+  void Pump();
+  // The initiator broke the protocol.
+  void Fail(const absl::Status& why);
 
   // Of the backends that it is connected over, each once.
   absl::InlinedVector<ArrivalCapacity*, 1> ArrivalCapacities() const;
@@ -86,12 +128,23 @@ struct InboundSession {
   enum class State : uint8_t { kOpen, kFailed, kRemoved };
   State state = State::kOpen;
   bool over() const { return state != State::kOpen; }
+
+ private:
+  void DeliverPart(const ArrivalTracker::Delivered& sent);
+  void StartFence(uint64_t transfer);
+  void TellFencedRails();
+  void Flush();
+
+  Runtime* const runtime_;
+  StagingTarget* const stages_;
 };
 
-class InboundHub {
+class InboundHub : private InboundUser {
  public:
   explicit InboundHub(Runtime* runtime)
-      : runtime_(runtime), stages_(&runtime->staging, &runtime->memory) {}
+      : runtime_(runtime),
+        stages_(&runtime->staging, &runtime->memory),
+        questions_(&runtime->loop) {}
 
   // The backends are there: what each can take in bounds what is granted to peers that come by it.
   void OpenArrivalCapacities();
@@ -114,86 +167,48 @@ class InboundHub {
   bool Remove(std::string_view peer, const absl::Status& why);
   bool Finished() const { return links_.empty(); }
 
-  // One question of Quiesce. `quiet` turns true once, when everybody has answered or is gone, and
-  // is the key of ProgressLoop::Wake.
-  struct Question {
-    uint64_t token = 0;
-    std::shared_ptr<std::atomic<bool>> quiet = std::make_shared<std::atomic<bool>>(false);
-    std::set<SlotTable::SessionId> waiting{};
-    bool revoke = false;
-  };
   // Asks every initiator in `scope`; answers come in over time. InvalidArgument: more regions than
   // kMaxListedRegions, which one message lists; ResourceExhausted: too many questions are open.
-  absl::StatusOr<Question> StartQuiesce(const QuiesceScope& scope);
+  absl::StatusOr<QuestionBook::Question> StartQuiesce(const QuiesceScope& scope);
   // Asks every initiator about closed regions, at most kMaxListedRegions, and that it begins
-  // nothing more with them. Call it only while fewer than kMaxRevoking such questions are open.
-  // Returns the token that TakeRevoked will name.
-  static constexpr size_t kMaxRevoking = kMaxRevocations / 2;
+  // nothing more with them. Call it only while fewer than QuestionBook::kMaxRevoking such questions
+  // are open. Returns the token that QuestionBook::TakeRevoked will name.
   uint64_t StartRevoke(std::span<const RegionId> regions);
-  size_t revoking() const { return revoking_; }
-  // Questions of StartRevoke that are quiet now, each once.
-  bool any_revoked() const { return !revoked_.empty(); }
-  std::vector<uint64_t> TakeRevoked();
+  QuestionBook& questions() { return questions_; }
+  const QuestionBook& questions() const { return questions_; }
   // Who has not answered, for a person.
   std::string Pending(uint64_t token) const;
-  // NotFound: unknown, or answered true before.
-  absl::StatusOr<bool> IsQuiet(uint64_t token);
 
   // How long a session is kept without a connection.
   static constexpr Duration kSweepAfter = std::chrono::seconds(60);
 
  private:
-  friend class InboundLink;
-
-  void OnMessage(InboundLink& link, std::span<const std::byte> message);
+  void OnMessage(InboundLink& link, std::span<const std::byte> message) override;
   void OnHello(InboundLink& link, const Envelope& envelope);
   void Refuse(InboundLink& link, RefuseReason reason, const std::string& text);
   InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
   void SendHelloAck(InboundLink& link, uint16_t version);
-  void SendPages(InboundLink& link);
   void OnPiggyback(InboundLink& link, std::span<const std::byte> body);
   void OnNumberedMessage(InboundSession& session, const Envelope& envelope);
   absl::Status OnNumbered(InboundSession& session, const ReliableChannel::Incoming& frame);
-  void OnImmediate(InboundLink& link, uint32_t immediate);
-  void OnFenced(InboundLink& link, uint64_t transfer);
-  void OnFenceRail(InboundLink& link, std::span<const std::byte> body);
-  void OnRailFenced(InboundLink& link, uint32_t rail);
-  void TellFencedRails(InboundSession& session);
-  void OnDown(InboundLink& link, const absl::Status& why);
+  void OnDown(InboundLink& link, const absl::Status& why) override;
   void OnUnlinked(InboundSession& session);
-  absl::Status CheckBounds(const InboundSession& session) const;
-  void Act(InboundSession& session);
-  // nullopt: the answer comes later, by AnswerLate.
-  static void Answer(InboundSession& session, std::optional<LeaseAnswerFrame> answer);
   void AnswerLate();
-  void Deliver(InboundSession& session, ArrivalTracker::Deliveries all);
-  void DeliverPart(InboundSession& session, const ArrivalTracker::Delivered& delivered);
-  void StartFence(InboundSession& session, uint64_t transfer);
-  void FenceDone(InboundSession& session, InboundLink& link, uint64_t transfer);
-  static bool Fits(const InboundSession& session, const InboundLink& link);
-  static void Join(InboundSession& session, InboundLink& link);
   void Leave(InboundSession& session, InboundLink& link);
   void GrantSlots(InboundSession& session);
   void GrantWaiting();
-  void Pump(InboundSession& session);
-  void TellCredit(InboundSession& session);
-  void Flush(InboundSession& session);
-  void Fail(InboundSession& session, const absl::Status& why);
-  void CloseLink(InboundLink& link, const absl::Status& why);
-  // As CloseLink, where a message makes no sense. Before a hello it also logs the refusal, for then
+  // Closes it where a message makes no sense. Before a hello it also logs the refusal, for then
   // no session reports that the connection is lost.
   void CloseDamaged(InboundLink& link, const absl::Status& why);
   Duration HelloWithin() const;
   void Sweep(Incarnation initiator);
   void SweepBeyondBound();
   void SweepHolders();
-  Question& Ask(const QuiesceScope& scope, bool revoke);
-  void Answered(Question& question, SlotTable::SessionId session_id);
-  void OnQuiet(Question& question);
+  QuestionBook::Question& Ask(const QuiesceScope& scope, bool revoke);
 
   Runtime* const runtime_;
   StagingTarget stages_;
-  // In place of sessions that are over, in Question::waiting, while copies for them are not.
+  // In place of sessions that are over, in questions, while copies for them are not.
   static constexpr SlotTable::SessionId kGone = 0;
   bool gone_copies_ = false;
   SlotTable slots_;
@@ -202,10 +217,7 @@ class InboundHub {
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   Incarnation pumped_first_{};  // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
-  uint64_t last_question_ = 0;
-  std::map<uint64_t, Question> questions_;  // until IsQuiet has answered true, or TakeRevoked
-  size_t revoking_ = 0;                     // of them, those of StartRevoke that are not quiet
-  std::vector<uint64_t> revoked_;           // and those that are
+  QuestionBook questions_;
 };
 
 }  // namespace kvxfer

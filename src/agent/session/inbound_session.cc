@@ -30,25 +30,25 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
   absl::Status status = session.channel.OnAck(envelope->ack);
   if (status.ok() && envelope->type == FrameType::kPing) {
     auto ping = Decode<PingFrame>(envelope->body);
-    if (!ping.ok()) return Fail(session, ping.status());
+    if (!ping.ok()) return session.Fail(ping.status());
     const std::string pong = EncodeMessage(FrameType::kPong, 0, session.channel.received(), *ping);
     // Lost for want of room: the next ping is answered.
     link.endpoint->Send(std::as_bytes(std::span(pong)));
     return;
   }
-  if (!status.ok()) return Fail(session, status);
+  if (!status.ok()) return session.Fail(status);
   if (envelope->type == FrameType::kPiggyback) return OnPiggyback(link, envelope->body);
-  if (envelope->type == FrameType::kFenceRail) return OnFenceRail(link, envelope->body);
+  if (envelope->type == FrameType::kFenceRail) return session.OnFenceRail(link, envelope->body);
   if (envelope->sequence != 0) OnNumberedMessage(session, *envelope);
 }
 
 void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& envelope) {
   const absl::Status status = session.channel.OnFrame(envelope, [&](const auto& frame) {
     const absl::Status good = OnNumbered(session, frame);
-    return good.ok() ? CheckBounds(session) : good;
+    return good.ok() ? session.CheckBounds() : good;
   });
-  if (!status.ok()) return Fail(session, status);
-  Act(session);
+  if (!status.ok()) return session.Fail(status);
+  session.Act();
 }
 
 // First what the peer acknowledges, then what it begins: an answer is told after the transfer that
@@ -56,16 +56,16 @@ void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& enve
 void InboundHub::OnPiggyback(InboundLink& link, std::span<const std::byte> body) {
   InboundSession& session = *link.session;
   if (link.version < kPiggybackVersion) {
-    return Fail(session, absl::InvalidArgumentError("a piggyback frame in protocol version 1"));
+    return session.Fail(absl::InvalidArgumentError("a piggyback frame in protocol version 1"));
   }
   const auto both = DecodePiggyback(body);
-  if (!both.ok()) return Fail(session, both.status());
+  if (!both.ok()) return session.Fail(both.status());
   const auto own = DecodeNumbered(both->own);
-  if (!own.ok()) return Fail(session, own.status());
+  if (!own.ok()) return session.Fail(own.status());
   absl::Status status =
       runtime_->reverse_session->OnPiggybackedTo(session.initiator, both->session, both->carried);
   if (status.ok()) status = session.channel.OnAck(own->ack);
-  if (!status.ok()) return Fail(session, status);
+  if (!status.ok()) return session.Fail(status);
   OnNumberedMessage(session, *own);
 }
 
@@ -82,7 +82,7 @@ absl::Status InboundHub::OnPiggybacked(const Incarnation& initiator, uint64_t id
   absl::Status status = envelope.status();
   if (status.ok()) status = session.channel.OnAck(envelope->ack);
   if (!status.ok()) {
-    Fail(session, status);
+    session.Fail(status);
     return status;
   }
   OnNumberedMessage(session, *envelope);
@@ -132,8 +132,7 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
     case FrameType::kQuiet: {
       auto quiet = Decode<QuietFrame>(frame.body);
       if (!quiet.ok()) return quiet.status();
-      const auto question = questions_.find(quiet->id);
-      if (question != questions_.end()) Answered(question->second, session.local_id);
+      questions_.OnAnswer(quiet->id, session.local_id);
       return absl::OkStatus();
     }
     case FrameType::kFetchBegin: {
@@ -143,19 +142,19 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
                                 .lease = std::move(begin->lease),
                                 .blocks_hash = begin->blocks_hash,
                                 .within_nanos = begin->within_nanos};
-      Answer(session, runtime_->leases.OnLeaseRead(read, session.reader(), runtime_->now));
+      session.Answer(runtime_->leases.OnLeaseRead(read, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
     case FrameType::kLeaseRead: {
       auto read = Decode<LeaseReadFrame>(frame.body);
       if (!read.ok()) return read.status();
-      Answer(session, runtime_->leases.OnLeaseRead(*read, session.reader(), runtime_->now));
+      session.Answer(runtime_->leases.OnLeaseRead(*read, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
     case FrameType::kFetchEnd: {
       auto end = Decode<FetchEndFrame>(frame.body);
       if (!end.ok()) return end.status();
-      Answer(session, runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now));
+      session.Answer(runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
     case FrameType::kStageAsk:
@@ -189,11 +188,9 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
 
 // What an initiator can make this side keep: it has credit for notifications, and so many transfers
 // at once; and it acknowledges.
-absl::Status InboundHub::CheckBounds(const InboundSession& session) const {
-  const ArrivalTracker& tracker = session.tracker;
-  if (session.delivered.notifications + tracker.held_notifications() >
-          session.credit_reported.notifications ||
-      session.delivered.bytes + tracker.held_bytes() > session.credit_reported.bytes) {
+absl::Status InboundSession::CheckBounds() const {
+  if (delivered.notifications + tracker.held_notifications() > credit_reported.notifications ||
+      delivered.bytes + tracker.held_bytes() > credit_reported.bytes) {
     return absl::ResourceExhaustedError("it sends notifications that it has no credit for");
   }
   if (tracker.active() > kMaxSessionTransfers ||
@@ -201,70 +198,66 @@ absl::Status InboundHub::CheckBounds(const InboundSession& session) const {
     return absl::ResourceExhaustedError(
         absl::StrCat("it has more than ", kMaxSessionTransfers, " transfers at once"));
   }
-  if (session.channel.kept() > ReliableChannel::kMaxKept) {
+  if (channel.kept() > ReliableChannel::kMaxKept) {
     return absl::ResourceExhaustedError("it acknowledges nothing");
   }
   return absl::OkStatus();
 }
 
-void InboundHub::OnImmediate(InboundLink& link, uint32_t immediate) {
-  if (link.session == nullptr || link.session->over()) return;
-  InboundSession& session = *link.session;
-  const absl::Status status = session.tracker.OnImmediate(DecodeImmediate(immediate));
-  if (!status.ok()) return Fail(session, status);
-  Act(session);
+void InboundSession::OnImmediate(uint32_t immediate) {
+  if (over()) return;
+  const absl::Status status = tracker.OnImmediate(DecodeImmediate(immediate));
+  if (!status.ok()) return Fail(status);
+  Act();
 }
 
-void InboundHub::OnFenced(InboundLink& link, uint64_t transfer) {
-  if (link.session == nullptr || link.session->over()) return;
-  FenceDone(*link.session, link, transfer);
-  Act(*link.session);
+void InboundSession::OnFenced(InboundLink& link, uint64_t transfer) {
+  if (over()) return;
+  FenceDone(link, transfer);
+  Act();
 }
 
 // A rail of this connection failed at the initiator, which sends nothing over it before the answer.
-void InboundHub::OnFenceRail(InboundLink& link, std::span<const std::byte> body) {
+void InboundSession::OnFenceRail(InboundLink& link, std::span<const std::byte> body) {
   const auto frame = Decode<RailFrame>(body);
-  if (!frame.ok()) return Fail(*link.session, frame.status());
+  if (!frame.ok()) return Fail(frame.status());
   const uint32_t rail = frame->rail;
   if (link.version < kRailVersion || rail >= link.endpoint->Describe().rails.size() ||
       std::ranges::find(link.fencing, rail) != link.fencing.end() ||
       std::ranges::find(link.fenced, rail) != link.fenced.end()) {
-    return Fail(*link.session,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "a fence of rail ", rail, ", which is not there or is being fenced already")));
+    return Fail(absl::InvalidArgumentError(
+        absl::StrCat("a fence of rail ", rail, ", which is not there or is being fenced already")));
   }
   link.fencing.push_back(rail);
   link.endpoint->Fence({.rail = rail});
 }
 
 // Every immediate of it was reported before, and counted.
-void InboundHub::OnRailFenced(InboundLink& link, uint32_t rail) {
-  if (link.session == nullptr || std::erase(link.fencing, rail) == 0) return;
+void InboundSession::OnRailFenced(InboundLink& link, uint32_t rail) {
+  if (std::erase(link.fencing, rail) == 0) return;
   link.fenced.push_back(rail);
-  InboundSession& session = *link.session;
-  session.rails_failed = true;
-  if (!link.fencing.empty() || link.waiting.empty() || session.over()) return;
+  rails_failed = true;
+  if (!link.fencing.empty() || link.waiting.empty() || over()) return;
   for (const uint64_t transfer : std::exchange(link.waiting, {})) {
-    FenceDone(session, link, transfer);
+    FenceDone(link, transfer);
   }
-  Act(session);
+  Act();
 }
 
-void InboundHub::TellFencedRails(InboundSession& session) {
-  for (InboundLink* link : session.links) {
+void InboundSession::TellFencedRails() {
+  for (InboundLink* link : links) {
     while (!link->closing && !link->fenced.empty()) {
-      const std::string message =
-          EncodeMessage(FrameType::kRailFenced, 0, session.channel.received(),
-                        RailFrame{.rail = link->fenced.back()});
+      const std::string message = EncodeMessage(FrameType::kRailFenced, 0, channel.received(),
+                                                RailFrame{.rail = link->fenced.back()});
       if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
       link->fenced.pop_back();
     }
   }
 }
 
-void InboundHub::FenceDone(InboundSession& session, InboundLink& link, uint64_t transfer) {
-  const auto it = session.fencing.find(transfer);
-  if (it == session.fencing.end()) return;
+void InboundSession::FenceDone(InboundLink& link, uint64_t transfer) {
+  const auto it = fencing.find(transfer);
+  if (it == fencing.end()) return;
   // What the transfer left on a rail that failed is quiet only when that rail is.
   if (!link.fencing.empty()) {
     link.waiting.push_back(transfer);
@@ -272,76 +265,76 @@ void InboundHub::FenceDone(InboundSession& session, InboundLink& link, uint64_t 
   }
   it->second.erase(&link);
   if (!it->second.empty()) return;
-  session.fencing.erase(it);
-  if (auto status = session.tracker.OnFenced(transfer); !status.ok()) Fail(session, status);
+  fencing.erase(it);
+  if (auto status = tracker.OnFenced(transfer); !status.ok()) Fail(status);
 }
 
-void InboundHub::StartFence(InboundSession& session, uint64_t transfer) {
-  auto& waiting = session.fencing[transfer];
-  for (InboundLink* link : session.links) {
+void InboundSession::StartFence(uint64_t transfer) {
+  auto& waiting = fencing[transfer];
+  for (InboundLink* link : links) {
     if (link->closing) continue;
     waiting.insert(link);
     link->endpoint->Fence({.transfer = transfer});
   }
   // A connection that is closing counts as fenced once it is down.
-  for (InboundLink* link : session.links) {
+  for (InboundLink* link : links) {
     if (link->closing) waiting.insert(link);
   }
   if (!waiting.empty()) return;
-  session.fencing.erase(transfer);
-  if (auto status = session.tracker.OnFenced(transfer); !status.ok()) Fail(session, status);
+  fencing.erase(transfer);
+  if (auto status = tracker.OnFenced(transfer); !status.ok()) Fail(status);
 }
 
 // Carries out what the tracker came to know: deliveries first, then what the initiator is told.
-void InboundHub::Act(InboundSession& session) {
-  while (!session.over() && session.tracker.has_actions()) {
-    ArrivalTracker::Actions actions = session.tracker.TakeActions();
-    Deliver(session, std::move(actions.deliver));
+void InboundSession::Act() {
+  while (!over() && tracker.has_actions()) {
+    ArrivalTracker::Actions actions = tracker.TakeActions();
+    Deliver(std::move(actions.deliver));
     if (!actions.released.empty()) {
-      session.channel.Push(FrameType::kReleased, actions.released);
+      channel.Push(FrameType::kReleased, actions.released);
       for (uint64_t transfer : actions.released.arrived) {
-        stages_.OnArrived(session.local_id, transfer);
+        stages_->OnArrived(local_id, transfer);
       }
     }
-    for (uint64_t transfer : actions.fence) StartFence(session, transfer);
+    for (uint64_t transfer : actions.fence) StartFence(transfer);
   }
 }
 
-void InboundHub::Deliver(InboundSession& session, ArrivalTracker::Deliveries all) {
-  for (auto& delivered : all) {
-    ++session.delivered.notifications;
-    session.delivered.bytes += delivered.notification.size();
-    if (delivered.notice == Notice::kKvPart) {
-      DeliverPart(session, delivered);
+void InboundSession::Deliver(ArrivalTracker::Deliveries all) {
+  for (auto& one : all) {
+    const size_t bytes = one.notification.size();
+    ++delivered.notifications;
+    delivered.bytes += bytes;
+    if (one.notice == Notice::kKvPart) {
+      DeliverPart(one);
       continue;
     }
-    const size_t bytes = delivered.notification.size();
-    runtime_->events.Push(Notification{.peer = session.name,
-                                       .incarnation = session.initiator,
-                                       .transfer = delivered.transfer,
-                                       .payload = std::move(delivered.notification)},
-                          {.account = session.account, .bytes = bytes});
+    runtime_->events.Push(Notification{.peer = name,
+                                       .incarnation = initiator,
+                                       .transfer = one.transfer,
+                                       .payload = std::move(one.notification)},
+                          {.account = account, .bytes = bytes});
   }
   if (!all.empty()) runtime_->loop.Wake(&runtime_->events);
 }
 
 // The application is told with the last part of a request; the others are drained at once.
-void InboundHub::DeliverPart(InboundSession& session, const ArrivalTracker::Delivered& delivered) {
-  const std::string& text = delivered.notification;
-  const Credit credit{.account = session.account, .bytes = text.size()};
+void InboundSession::DeliverPart(const ArrivalTracker::Delivered& sent) {
+  const std::string& text = sent.notification;
+  const Credit credit{.account = account, .bytes = text.size()};
   auto part = Decode<KvPartFrame>(std::as_bytes(std::span(text)));
-  if (!part.ok()) return Fail(session, part.status());
-  auto taken = runtime_->kv.Take(*part, session.name, runtime_->now);
+  if (!part.ok()) return Fail(part.status());
+  auto taken = runtime_->kv.Take(*part, name, runtime_->now);
   if (!taken.ok()) {
     // Goes before the word that the transfer has arrived.
-    session.channel.Push(FrameType::kKvAnswer,
-                         KvAnswerFrame{.transfer = delivered.transfer,
-                                       .why = ForPeer(ToStd(taken.status().message()))});
+    channel.Push(
+        FrameType::kKvAnswer,
+        KvAnswerFrame{.transfer = sent.transfer, .why = ForPeer(ToStd(taken.status().message()))});
   }
   if (!taken.ok() || !taken->whole) return credit.GiveBack();
-  runtime_->events.Push(Notification{.peer = session.name,
-                                     .incarnation = session.initiator,
-                                     .transfer = delivered.transfer,
+  runtime_->events.Push(Notification{.peer = name,
+                                     .incarnation = initiator,
+                                     .transfer = sent.transfer,
                                      .payload = std::move(taken->notification).value_or(""),
                                      .request = RequestName(std::move(part->request)),
                                      .cache = CacheName(std::move(part->cache))},
@@ -350,31 +343,29 @@ void InboundHub::DeliverPart(InboundSession& session, const ArrivalTracker::Deli
 
 // Gives credit back once a quarter of it has been drained, so that it is not a frame a
 // notification.
-void InboundHub::TellCredit(InboundSession& session) {
+void InboundSession::TellCredit() {
   const auto& options = runtime_->options;
   const CreditFrame now{
-      .notifications = session.account->notifications.load(std::memory_order_acquire) +
-                       options.max_notifications,
-      .bytes =
-          session.account->bytes.load(std::memory_order_acquire) + options.max_notification_bytes};
+      .notifications =
+          account->notifications.load(std::memory_order_acquire) + options.max_notifications,
+      .bytes = account->bytes.load(std::memory_order_acquire) + options.max_notification_bytes};
   const bool due =
-      now.notifications - session.credit_reported.notifications >
-          (options.max_notifications - 1) / 4 ||
-      now.bytes - session.credit_reported.bytes > CreditByteStep(options.max_notification_bytes);
+      now.notifications - credit_reported.notifications > (options.max_notifications - 1) / 4 ||
+      now.bytes - credit_reported.bytes > CreditByteStep(options.max_notification_bytes);
   if (!due) return;
-  session.credit_reported = now;
-  session.channel.Push(FrameType::kCredit, now);
+  credit_reported = now;
+  channel.Push(FrameType::kCredit, now);
 }
 
-void InboundHub::Answer(InboundSession& session, std::optional<LeaseAnswerFrame> answer) {
+void InboundSession::Answer(std::optional<LeaseAnswerFrame> answer) {
   if (!answer.has_value()) return;
-  if (session.version >= kLeaseVersion) {
-    session.channel.Push(FrameType::kLeaseAnswer, *answer);
+  if (version >= kLeaseVersion) {
+    channel.Push(FrameType::kLeaseAnswer, *answer);
   } else {
-    session.channel.Push(FrameType::kKvAnswer,
-                         KvAnswerFrame{.transfer = answer->transfer,
-                                       .good = answer->refusal == LeaseAnswerFrame::kHeld,
-                                       .why = std::move(answer->why)});
+    channel.Push(FrameType::kKvAnswer,
+                 KvAnswerFrame{.transfer = answer->transfer,
+                               .good = answer->refusal == LeaseAnswerFrame::kHeld,
+                               .why = std::move(answer->why)});
   }
 }
 
@@ -383,7 +374,7 @@ void InboundHub::AnswerLate() {
   for (auto& [reader, answer] : runtime_->leases.TakeLateAnswers()) {
     const auto asked = std::ranges::find_if(
         sessions_, [reader = reader](const auto& one) { return one.second->reader() == reader; });
-    if (asked != sessions_.end()) Answer(*asked->second, std::move(answer));
+    if (asked != sessions_.end()) asked->second->Answer(std::move(answer));
   }
 }
 
@@ -393,36 +384,49 @@ void InboundHub::Pump() {
   AnswerLate();
   if (gone_copies_ && !stages_.CopiesForGone()) {
     gone_copies_ = false;
-    for (auto& [token, question] : questions_) Answered(question, kGone);
+    questions_.OnGone(kGone, std::nullopt);
   }
   SweepHolders();
   const auto first = sessions_.upper_bound(pumped_first_);
-  for (auto it = first; it != sessions_.end(); ++it) Pump(*it->second);
-  for (auto it = sessions_.begin(); it != first; ++it) Pump(*it->second);
+  for (auto it = first; it != sessions_.end(); ++it) it->second->Pump();
+  for (auto it = sessions_.begin(); it != first; ++it) it->second->Pump();
   const auto began = first == sessions_.end() ? sessions_.begin() : first;
   pumped_first_ = began == sessions_.end() ? Incarnation{} : began->first;
 }
 
-void InboundHub::Pump(InboundSession& session) {
-  if (session.over() || session.links.empty()) return;
-  for (InboundLink* link : session.links) SendPages(*link);
-  TellCredit(session);
-  Flush(session);
-  TellFencedRails(session);
+void InboundSession::Pump() {
+  if (over() || links.empty()) return;
+  for (InboundLink* link : links) SendPages(*link);
+  TellCredit();
+  Flush();
+  TellFencedRails();
 }
 
-void InboundHub::Flush(InboundSession& session) {
+// As far as there is room. Each is true when it is sent, and what is deregistered later is told by
+// QUIESCE.
+void InboundSession::SendPages(InboundLink& link) {
+  while (link.unlisted.first <= link.unlisted.last && !link.closing) {
+    RegionsFrame page =
+        runtime_->memory.Page(link.unlisted.first, link.unlisted.last, kMaxRegionRuns);
+    page.target = runtime_->incarnation;
+    const std::string message = EncodeMessage(FrameType::kRegions, 0, channel.received(), page);
+    if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return;
+    link.unlisted.first = page.last + 1;
+  }
+}
+
+void InboundSession::Flush() {
   const auto link =
-      std::ranges::find_if(session.links, [](const InboundLink* one) { return !one->closing; });
-  if (link == session.links.end()) return;
-  SendKept(session.channel, *(*link)->endpoint);
+      std::ranges::find_if(links, [](const InboundLink* one) { return !one->closing; });
+  if (link == links.end()) return;
+  SendKept(channel, *(*link)->endpoint);
 }
 
-void InboundHub::Fail(InboundSession& session, const absl::Status& why) {
-  if (session.over()) return;
-  session.state = InboundSession::State::kFailed;
-  Log(LogLevel::kError, "peer {} broke the protocol: {}", session.name, ToStd(why.message()));
-  for (InboundLink* link : session.links) CloseLink(*link, why);
+void InboundSession::Fail(const absl::Status& why) {
+  if (over()) return;
+  state = InboundSession::State::kFailed;
+  Log(LogLevel::kError, "peer {} broke the protocol: {}", name, ToStd(why.message()));
+  for (InboundLink* link : links) link->Close(why);
 }
 
 }  // namespace kvxfer

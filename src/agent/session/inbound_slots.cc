@@ -30,14 +30,13 @@ bool InboundSession::In(const ArrivalCapacity* space) const {
   return std::ranges::find(links, space, &InboundLink::space) != links.end();
 }
 
-// Whether there is room for what `session` was granted to come in by `link`.
-bool InboundHub::Fits(const InboundSession& session, const InboundLink& link) {
-  return session.In(link.space) || link.space->Fits(session.ranges);
+bool InboundSession::Fits(const InboundLink& link) const {
+  return In(link.space) || link.space->Fits(ranges);
 }
 
-void InboundHub::Join(InboundSession& session, InboundLink& link) {
-  if (!session.In(link.space)) link.space->Take(session.ranges);
-  session.links.push_back(&link);
+void InboundSession::Join(InboundLink& link) {
+  if (!In(link.space)) link.space->Take(ranges);
+  links.push_back(&link);
 }
 
 // A session without a connection keeps its slots, by which nothing can come; the room that it took

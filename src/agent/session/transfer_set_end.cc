@@ -160,9 +160,9 @@ void TransferSet::ClearQuarantine(const TransferPtr& record, bool arrived) {
 }
 
 // No op of it moves bytes any more.
-void TransferSet::OnSettled(const TransferPtr& record) {
-  runtime_->ClearQuarantine(record);
-  if (FindOutbound(*tracker_, record->id) == nullptr) replies_.End(record->id);
+void TransferSet::OnSettled(const TransferPtr& whole) {
+  runtime_->ClearQuarantine(whole);
+  if (FindOutbound(*tracker_, whole->id) == nullptr) replies_.End(whole->id);
 }
 
 void TransferSet::OnQuiet() {

@@ -114,6 +114,15 @@ TEST_F(LinkKeeperTest, ARailThatFailsIsFencedAndBuiltAgain) {
   EXPECT_EQ(link_->rails.up(), 0b11u);
 }
 
+TEST_F(LinkKeeperTest, AllFencesThatAreDueAreSent) {
+  GoUp();
+  for (const uint32_t rail : {0u, 1u}) {
+    keeper_.OnRailDown(*link_, rail, absl::UnavailableError("cable"));
+  }
+  keeper_.SendFences();
+  EXPECT_THAT(Sent(), ElementsAre(FrameType::kFenceRail, FrameType::kFenceRail));
+}
+
 TEST_F(LinkKeeperTest, AFenceThatFindsNoSpaceIsSentLater) {
   GoUp();
   keeper_.OnRailDown(*link_, 0, absl::UnavailableError("cable"));

@@ -238,6 +238,7 @@ TEST_F(CountedTransferSetTest, WhatTheTargetOnlyHasToConfirmSurvivesNoLostLink) 
   EXPECT_EQ(record->state(), TransferState::kFailed);
   EXPECT_THAT(std::string(record->end().status.message()),
               HasSubstr("connection to peer decode-0 lost over tcp: cable"));
+  EXPECT_EQ(record->end().stats.path, "") << "its link is no more";
   // The target has not answered ABORT: it may still get bytes.
   EXPECT_TRUE(record->quarantined());
   EXPECT_THAT(Frames(), ElementsAre(FrameType::kAbort));
@@ -252,6 +253,7 @@ TEST_F(CountedTransferSetTest, AQuarantineOfALostSessionEndsWithTheNextConnectio
   const TransferPtr record = Submit(1);
   Post();
   Complete(link);
+  ASSERT_OK(Says(FrameType::kQuiesce, QuiesceFrame{.id = 5, .all_regions = true}));
   tracker_.OnSessionLost(absl::UnavailableError("forgotten"), now_);
   Set().Settle();
   session_.Renew();
@@ -261,6 +263,7 @@ TEST_F(CountedTransferSetTest, AQuarantineOfALostSessionEndsWithTheNextConnectio
   EXPECT_TRUE(record->quarantined());
   EXPECT_FALSE(Set().active());
   EXPECT_TRUE(Set().waits());
+  EXPECT_TRUE(Set().idle()) << "nobody waits for the answer any more";
   // A peer that is added again takes it over.
   Session session({.name = "here"}, {.name = "decode-0"}, 99, now_);
   SendTracker tracker(&session.channel(), kTimeout);
@@ -276,7 +279,7 @@ TEST_F(CountedTransferSetTest, AQuarantineOfALostSessionEndsWithTheNextConnectio
   heir.Inherit(*set_);
   EXPECT_TRUE(record->quarantined());
   EXPECT_TRUE(heir.waits());
-  heir.OnQuiet();
+  heir.OnLinkUp(link);
   EXPECT_FALSE(record->quarantined());
   EXPECT_FALSE(heir.waits());
 }
