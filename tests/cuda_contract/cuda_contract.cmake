@@ -15,7 +15,7 @@ add_dependencies(kvxfer_cuda_contract_test kvxfer_standin_cuda)
 
 # kvxfer_cuda_contract_entry(<name> [<environment>...])
 function(kvxfer_cuda_contract_entry name)
-  kvxfer_entry(cuda_contract.${name} ${KVXFER_TEST_TIMEOUT} unit "${ARGN}"
+  kvxfer_entry(cuda_contract.${name} ${KVXFER_TEST_TIMEOUT} gpu "${ARGN}"
     $<TARGET_FILE:kvxfer_cuda_contract_test>)
 endfunction()
 kvxfer_cuda_contract_entry(plain)

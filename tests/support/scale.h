@@ -36,14 +36,14 @@ inline constexpr bool kSanitized = KVXFER_SANITIZED;
 // KVXFER_TEST_GUEST is set: the processor is emulated (tests/support/rdma-vm).
 inline const bool kEmulated = std::getenv("KVXFER_TEST_GUEST") != nullptr;
 // KVXFER_TEST_QUICK is set: what a user wants to see, in minutes. Cases that differ only by the
-// seed or the stand-in that they run over are left to `scripts/test --all`.
+// seed or the stand-in that they run over, and most repetitions, are left to `scripts/test --all`.
 inline const bool kQuick = std::getenv("KVXFER_TEST_QUICK") != nullptr;
 inline const bool kSlow = kSanitized || kEmulated;
 
 // An upper bound of time.
 inline Duration Bound(Duration plain) { return plain * (kSlow ? 10 : 1); }
 // A number of repetitions.
-inline int Scaled(int plain) { return std::max(1, plain / (kSlow ? 10 : 1)); }
+inline int Scaled(int plain) { return std::max(1, plain / (kSlow ? 10 : kQuick ? 4 : 1)); }
 
 // KVXFER_TEST_SEED, or 1.
 uint64_t TestSeed();
