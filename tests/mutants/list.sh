@@ -13,6 +13,7 @@ tracks=src/core/protocol/send_tracker.cc
 ends=src/core/protocol/send_tracker_end.cc
 session=src/core/protocol/session.cc
 table_of_session=src/core/protocol/session.h
+target=src/core/protocol/target_session.cc
 
 mutant "no drain before DISCARDED is answered" $tracker \
   'return Annotate(s, "DISCARD");
@@ -312,3 +313,60 @@ mutant "session: a target that closes has forgotten the session" $session \
   '.again = true};' '.again = true, .forgotten = true};'
 mutant "session: a restarted target is not known to be dead" $session \
   '              .gone = true};' '              };'
+mutant "an abort is answered by the first link that is quiet" $target \
+  'if (!it->second.empty()) return absl::OkStatus();
+  fencing_.erase(it);' 'fencing_.erase(it);'
+mutant "a link that joins is not asked" $target \
+  'asked_.push_back({.link = link, .scope = {.transfer = transfer}});' ';'
+mutant "a link that joins is not waited for" $target \
+  'waiting.insert(link);' ';'
+mutant "a closing link is not waited for" $target \
+  'waiting.insert(number);' 'if (!link.closing) waiting.insert(number);'
+mutant "a closing link is asked" $target \
+  'if (!link.closing) asked_.push_back({.link = number' 'asked_.push_back({.link = number'
+mutant "a link that is down is waited for" $target \
+  'if (links.contains(link)) waiting.push_back(transfer);' ';'
+mutant "fences of a link that is down are begun" $target \
+  'std::erase_if(asked_, [&](const Fence& fence) { return fence.link == link; });' ';'
+mutant "what a failed rail still brings is not waited for" $target \
+  'if (!FencesRails(it->second)) return LinkIsQuiet(link, transfer);
+  it->second.waiting.push_back(transfer);
+  return absl::OkStatus();' 'return LinkIsQuiet(link, transfer);'
+mutant "the first rail that is fenced stands for all" $target \
+  'if (FencesRails(its)) return status;' ';'
+mutant "transfers that waited for a rail are forgotten" $target \
+  'status.Update(LinkIsQuiet(link, transfer));
+  }
+  return status;
+}
+
+bool' ';
+  }
+  return status;
+}
+
+bool'
+mutant "a rail may be fenced twice" $target \
+  ' || states[rail] != RailState::kUp' ''
+mutant "the initiator is told of a rail before it is fenced" $target \
+  'std::ranges::find(rails, RailState::kFenced)' 'std::ranges::find_if(rails, [](RailState one) { return one != RailState::kUp; })'
+mutant "the initiator is told of a fenced rail again and again" $target \
+  'links_.at(link).rails[rail] = RailState::kUp;' ';'
+mutant "a fenced rail is told of over a closing link" $target \
+  'if (it == links_.end() || it->second.closing) return std::nullopt;' 'if (it == links_.end()) return std::nullopt;'
+mutant "DISCARD before any rail was fenced" $target \
+  'if (!rails_failed_) {' 'if (false) {'
+mutant "discarded lanes are never drained" $target \
+  'return status.ok() ? tracker_.OnLanesDrained(frame.transfer) : status;' 'return status;'
+mutant "notifications without credit" $target \
+  'given.notifications + tracker_.held_notifications() > credit_.notifications ||' ''
+mutant "bytes of notifications without credit" $target \
+  '||
+      given.bytes + tracker_.held_bytes() > credit_.bytes' ''
+mutant "any number of transfers" $target \
+  'tracker_.active() > limits_.transfers ||' ''
+mutant "credit is told with each notification" $target \
+  '(limits_.notifications - 1) / 4 ||' '0 ||'
+mutant "credit of bytes is never told" $target \
+  ' ||
+                   now.bytes - credit_.bytes > CreditByteStep(limits_.notification_bytes)' ''

@@ -5,7 +5,6 @@
 #ifndef KVXFER_AGENT_ENGINE_CREDIT_H_
 #define KVXFER_AGENT_ENGINE_CREDIT_H_
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -13,12 +12,6 @@
 #include "kvxfer/notification.h"
 
 namespace kvxfer {
-
-// How many payload bytes the application takes before their credit is returned: a quarter of what
-// one initiator may have outstanding, but at most so much that the largest payload still fits.
-inline uint64_t CreditByteStep(uint64_t max_notification_bytes) {
-  return std::min(max_notification_bytes / 4, (max_notification_bytes - kMaxNotificationBytes) / 2);
-}
 
 // The credit that one inbound session's notifications have returned so far. The session and the
 // queued notifications share it, because either may outlive the other.

@@ -46,13 +46,14 @@ void InboundLink::OnEvent(Event& event) {
 void InboundLink::Close(const absl::Status& why) {
   if (closing) return;
   closing = true;
+  if (session != nullptr) session->transfers.OnLinkClosing(number);
   endpoint->Shutdown(why);
 }
 
 void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
   InboundUser* const user = this;
-  auto link =
-      std::make_unique<InboundLink>(user, &arrival_capacities_[backend], std::move(endpoint));
+  auto link = std::make_unique<InboundLink>(user, ++last_link_, &arrival_capacities_[backend],
+                                            std::move(endpoint));
   link->heard = Now();
   runtime_->users[link->endpoint.get()] = link.get();
   const InboundLink* key = link.get();
@@ -109,11 +110,8 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
     return session->Fail(status);
   }
   link.endpoint->Authorize();
-  // What is being fenced may be on its way over this connection as well.
-  for (auto& [transfer, waiting] : session->fencing) {
-    waiting.insert(&link);
-    link.endpoint->Fence({.transfer = transfer});
-  }
+  session->transfers.AddLink(link.number);
+  session->Act(absl::OkStatus());
   SendHelloAck(link, *version);
   if (session->wants_slots) GrantSlots(*session);
   runtime_->presence.LinkUp(session->name, session->initiator);
@@ -187,12 +185,7 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
   InboundSession* session = link.session;
   if (session != nullptr) {
     Leave(*session, link);
-    link.fencing.clear();
-    std::vector<uint64_t> fencing;
-    for (const auto& [transfer, waiting] : session->fencing) fencing.push_back(transfer);
-    // A connection that is down lands nothing: it counts as fenced.
-    for (uint64_t transfer : fencing) session->FenceDone(link, transfer);
-    session->Act();
+    session->Act(session->transfers.OnLinkDown(link.number));
     // What it had taken may be lost, whatever other connections there are.
     session->channel.Rewind();
     if (link.carried) runtime_->reverse_session->PiggybackLinkToLost(session->initiator);
@@ -279,7 +272,7 @@ Time InboundHub::NextTimer() const {
 // initiator may know transfers as done whose notifications waited for their turn: that is now.
 void InboundHub::Sweep(Incarnation initiator) {
   const auto it = sessions_.find(initiator);
-  it->second->Deliver(it->second->tracker.GiveOut());
+  it->second->Deliver(it->second->transfers.GiveOut());
   runtime_->leases.Sweep(it->second->reader(), Now());
   slots_.Release(it->second->local_id);
   stages_.Sweep(it->second->local_id);

@@ -22,9 +22,9 @@
 #include "src/agent/session/question_book.h"
 #include "src/agent/staging/staging_target.h"
 #include "src/core/protocol/arrival_capacity.h"
-#include "src/core/protocol/arrival_tracker.h"
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/slot_table.h"
+#include "src/core/protocol/target_session.h"
 
 namespace kvxfer {
 
@@ -42,14 +42,18 @@ class InboundUser {
 // One connection that a peer made.
 class InboundLink : public EndpointUser {
  public:
-  InboundLink(InboundUser* link_user, ArrivalCapacity* link_capacity,
+  InboundLink(InboundUser* link_user, uint64_t link_number, ArrivalCapacity* link_capacity,
               std::unique_ptr<Endpoint> link_endpoint)
-      : user(link_user), space(link_capacity), endpoint(std::move(link_endpoint)) {}
+      : user(link_user),
+        number(link_number),
+        space(link_capacity),
+        endpoint(std::move(link_endpoint)) {}
   void OnEvent(Event& event) override;
   // kDown follows.
   void Close(const absl::Status& why);
 
   InboundUser* const user;
+  const uint64_t number;         // of those to this agent, from 1
   ArrivalCapacity* const space;  // of its backend
   std::unique_ptr<Endpoint> endpoint;
   InboundSession* session = nullptr;  // after its hello
@@ -58,10 +62,7 @@ class InboundLink : public EndpointUser {
   uint16_t version = 0;  // of the protocol, agreed on by its hello
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
   RegionRun unlisted{.first = 1, .last = 0};
-  bool carried = false;             // told the initiator what belongs to the session the other way
-  std::vector<uint32_t> fencing{};  // rails whose kFenced event is awaited
-  std::vector<uint32_t> fenced{};   // and those that the initiator is to be told of
-  std::vector<uint64_t> waiting{};  // transfers that are fenced but for the rails in `fencing`
+  bool carried = false;  // told the initiator what belongs to the session the other way
 };
 
 // What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
@@ -69,7 +70,10 @@ struct InboundSession {
   InboundSession(Runtime* agent_runtime, StagingTarget* agent_stages, SlotTable* slots,
                  SlotTable::SessionId session_id)
       : local_id(session_id),
-        tracker(slots, session_id),
+        transfers(slots, session_id,
+                  {.notifications = agent_runtime->options.max_notifications,
+                   .notification_bytes = agent_runtime->options.max_notification_bytes,
+                   .transfers = kMaxSessionTransfers}),
         runtime_(agent_runtime),
         stages_(agent_stages) {}
 
@@ -78,19 +82,17 @@ struct InboundSession {
   bool Fits(const InboundLink& link) const;
   void Join(InboundLink& link);
   void OnImmediate(uint32_t immediate);
-  void OnFenced(InboundLink& link, uint64_t transfer);
+  void OnFenced(const InboundLink& link, uint64_t transfer);
   // A rail failed at the initiator, which asks for its fence; and that fence is over.
-  void OnFenceRail(InboundLink& link, std::span<const std::byte> body);
-  void OnRailFenced(InboundLink& link, uint32_t rail);
-  // The link fences nothing of the transfer any more.
-  void FenceDone(InboundLink& link, uint64_t transfer);
+  void OnFenceRail(const InboundLink& link, std::span<const std::byte> body);
+  void OnRailFenced(const InboundLink& link, uint32_t rail);
   void SendPages(InboundLink& link);
 
   // --- what it brings ---
   // ResourceExhausted: the initiator makes this side keep more than it may.
   absl::Status CheckBounds() const;
-  // Carries out what the tracker came to know.
-  void Act();
+  // Carries out what an event led to; `status`: what `transfers` returned for it.
+  void Act(absl::Status status);
   void Deliver(ArrivalTracker::Deliveries all);
   // nullopt: the answer comes later, by InboundHub::AnswerLate.
   void Answer(std::optional<LeaseAnswerFrame> answer);
@@ -114,15 +116,11 @@ struct InboundSession {
   std::string name{};
   std::vector<InboundLink*> links{};
   ReliableChannel channel;
-  ArrivalTracker tracker;
+  TargetSession transfers;
   uint32_t ranges = 0;  // of slots granted
   std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
-  CreditFrame credit_reported{};
-  CreditFrame delivered{};    // notifications given to the application, and their bytes
-  bool wants_slots = false;   // asked when there were none
-  bool rails_failed = false;  // of a connection of it
-  std::map<uint64_t, std::set<const InboundLink*>> fencing{};  // transfer → links not yet fenced
-  Time unlinked{};                                             // since when it has no connection
+  bool wants_slots = false;  // asked when there were none
+  Time unlinked{};           // since when it has no connection
   // kFailed: the peer broke the protocol. kRemoved: the application removed the peer. Either way
   // nothing of it is handled any more, and its connections are closing.
   enum class State : uint8_t { kOpen, kFailed, kRemoved };
@@ -131,7 +129,7 @@ struct InboundSession {
 
  private:
   void DeliverPart(const ArrivalTracker::Delivered& sent);
-  void StartFence(uint64_t transfer);
+  void StartFence(const TargetSession::Fence& fence);
   void TellFencedRails();
   void Flush();
 
@@ -217,6 +215,7 @@ class InboundHub : private InboundUser {
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   Incarnation pumped_first_{};  // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
+  uint64_t last_link_ = 0;
   QuestionBook questions_;
 };
 

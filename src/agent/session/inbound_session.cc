@@ -43,12 +43,10 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
 }
 
 void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& envelope) {
-  const absl::Status status = session.channel.OnFrame(envelope, [&](const auto& frame) {
+  session.Act(session.channel.OnFrame(envelope, [&](const auto& frame) {
     const absl::Status good = OnNumbered(session, frame);
     return good.ok() ? session.CheckBounds() : good;
-  });
-  if (!status.ok()) return session.Fail(status);
-  session.Act();
+  }));
 }
 
 // First what the peer acknowledges, then what it begins: an answer is told after the transfer that
@@ -119,13 +117,8 @@ void InboundHub::PiggybackLinkLost(const Incarnation& initiator) {
 
 absl::Status InboundHub::OnNumbered(InboundSession& session,
                                     const ReliableChannel::Incoming& frame) {
+  if (TargetSession::Takes(frame.type)) return session.transfers.OnFrame(frame);
   switch (frame.type) {
-    case FrameType::kOpen:
-      return DecodeFor<OpenFrame>(
-          frame.body, [&](auto& open) { return session.tracker.OnOpen(std::move(open)); });
-    case FrameType::kAbort:
-      return DecodeFor<AbortFrame>(frame.body,
-                                   [&](auto& abort) { return session.tracker.OnAbort(abort); });
     case FrameType::kSlotRequest:
       GrantSlots(session);
       return absl::OkStatus();
@@ -167,128 +160,64 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
     case FrameType::kStage:
       return DecodeFor<StageFrame>(
           frame.body, [&](auto& stage) { return stages_.OnStage(session.local_id, stage); });
-    case FrameType::kAmend:
-      return DecodeFor<AmendFrame>(frame.body,
-                                   [&](auto& amend) { return session.tracker.OnAmend(amend); });
-    case FrameType::kDiscard: {
-      auto discard = Decode<DiscardFrame>(frame.body);
-      absl::Status status = discard.status();
-      if (status.ok() && !session.rails_failed) {
-        status = absl::InvalidArgumentError("a DISCARD where no rail was fenced");
-      }
-      // It names lanes of a rail of which this side has said that it is fenced.
-      if (status.ok()) status = session.tracker.OnDiscard(*discard);
-      return status.ok() ? session.tracker.OnLanesDrained(discard->transfer) : status;
-    }
     default:
       return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
                                                      " does not come from an initiator"));
   }
 }
 
-// What an initiator can make this side keep: it has credit for notifications, and so many transfers
-// at once; and it acknowledges.
 absl::Status InboundSession::CheckBounds() const {
-  if (delivered.notifications + tracker.held_notifications() > credit_reported.notifications ||
-      delivered.bytes + tracker.held_bytes() > credit_reported.bytes) {
-    return absl::ResourceExhaustedError("it sends notifications that it has no credit for");
+  absl::Status status = transfers.CheckLimits();
+  if (status.ok() && channel.kept() > ReliableChannel::kMaxKept) {
+    status = absl::ResourceExhaustedError("it acknowledges nothing");
   }
-  if (tracker.active() > kMaxSessionTransfers ||
-      tracker.waiting_in_order() > kMaxSessionTransfers + runtime_->options.max_notifications) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("it has more than ", kMaxSessionTransfers, " transfers at once"));
-  }
-  if (channel.kept() > ReliableChannel::kMaxKept) {
-    return absl::ResourceExhaustedError("it acknowledges nothing");
-  }
-  return absl::OkStatus();
+  return status;
 }
 
 void InboundSession::OnImmediate(uint32_t immediate) {
-  if (over()) return;
-  const absl::Status status = tracker.OnImmediate(DecodeImmediate(immediate));
-  if (!status.ok()) return Fail(status);
-  Act();
+  if (!over()) Act(transfers.OnImmediate(immediate));
 }
 
-void InboundSession::OnFenced(InboundLink& link, uint64_t transfer) {
-  if (over()) return;
-  FenceDone(link, transfer);
-  Act();
+void InboundSession::OnFenced(const InboundLink& link, uint64_t transfer) {
+  if (!over()) Act(transfers.OnFenced(link.number, transfer));
 }
 
 // A rail of this connection failed at the initiator, which sends nothing over it before the answer.
-void InboundSession::OnFenceRail(InboundLink& link, std::span<const std::byte> body) {
+void InboundSession::OnFenceRail(const InboundLink& link, std::span<const std::byte> body) {
   const auto frame = Decode<RailFrame>(body);
   if (!frame.ok()) return Fail(frame.status());
-  const uint32_t rail = frame->rail;
-  if (link.version < kRailVersion || rail >= link.endpoint->Describe().rails.size() ||
-      std::ranges::find(link.fencing, rail) != link.fencing.end() ||
-      std::ranges::find(link.fenced, rail) != link.fenced.end()) {
-    return Fail(absl::InvalidArgumentError(
-        absl::StrCat("a fence of rail ", rail, ", which is not there or is being fenced already")));
+  if (link.version < kRailVersion) {
+    return Fail(absl::InvalidArgumentError("a fence of a rail in an older version"));
   }
-  link.fencing.push_back(rail);
-  link.endpoint->Fence({.rail = rail});
+  const size_t rails = link.endpoint->Describe().rails.size();
+  Act(transfers.OnFenceRail(link.number, frame->rail, rails));
 }
 
-// Every immediate of it was reported before, and counted.
-void InboundSession::OnRailFenced(InboundLink& link, uint32_t rail) {
-  if (std::erase(link.fencing, rail) == 0) return;
-  link.fenced.push_back(rail);
-  rails_failed = true;
-  if (!link.fencing.empty() || link.waiting.empty() || over()) return;
-  for (const uint64_t transfer : std::exchange(link.waiting, {})) {
-    FenceDone(link, transfer);
-  }
-  Act();
+void InboundSession::OnRailFenced(const InboundLink& link, uint32_t rail) {
+  if (!over()) Act(transfers.OnRailFenced(link.number, rail));
 }
 
 void InboundSession::TellFencedRails() {
   for (InboundLink* link : links) {
-    while (!link->closing && !link->fenced.empty()) {
-      const std::string message = EncodeMessage(FrameType::kRailFenced, 0, channel.received(),
-                                                RailFrame{.rail = link->fenced.back()});
+    while (const auto rail = transfers.NextFencedRail(link->number)) {
+      const std::string message =
+          EncodeMessage(FrameType::kRailFenced, 0, channel.received(), RailFrame{.rail = *rail});
       if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
-      link->fenced.pop_back();
+      transfers.OnAnswered(link->number, *rail);
     }
   }
 }
 
-void InboundSession::FenceDone(InboundLink& link, uint64_t transfer) {
-  const auto it = fencing.find(transfer);
-  if (it == fencing.end()) return;
-  // What the transfer left on a rail that failed is quiet only when that rail is.
-  if (!link.fencing.empty()) {
-    link.waiting.push_back(transfer);
-    return;
-  }
-  it->second.erase(&link);
-  if (!it->second.empty()) return;
-  fencing.erase(it);
-  if (auto status = tracker.OnFenced(transfer); !status.ok()) Fail(status);
+void InboundSession::StartFence(const TargetSession::Fence& fence) {
+  const auto link = std::ranges::find(links, fence.link, &InboundLink::number);
+  if (link != links.end() && !(*link)->closing) (*link)->endpoint->Fence(fence.scope);
 }
 
-void InboundSession::StartFence(uint64_t transfer) {
-  auto& waiting = fencing[transfer];
-  for (InboundLink* link : links) {
-    if (link->closing) continue;
-    waiting.insert(link);
-    link->endpoint->Fence({.transfer = transfer});
-  }
-  // A connection that is closing counts as fenced once it is down.
-  for (InboundLink* link : links) {
-    if (link->closing) waiting.insert(link);
-  }
-  if (!waiting.empty()) return;
-  fencing.erase(transfer);
-  if (auto status = tracker.OnFenced(transfer); !status.ok()) Fail(status);
-}
-
-// Carries out what the tracker came to know: deliveries first, then what the initiator is told.
-void InboundSession::Act() {
-  while (!over() && tracker.has_actions()) {
-    ArrivalTracker::Actions actions = tracker.TakeActions();
+// Deliveries first, then what the initiator is told.
+void InboundSession::Act(absl::Status status) {
+  TargetSession::Actions actions;
+  while (status.ok() && !over() && transfers.has_actions()) {
+    status = transfers.TakeActions(actions);
     Deliver(std::move(actions.deliver));
     if (!actions.released.empty()) {
       channel.Push(FrameType::kReleased, actions.released);
@@ -296,15 +225,14 @@ void InboundSession::Act() {
         stages_->OnArrived(local_id, transfer);
       }
     }
-    for (uint64_t transfer : actions.fence) StartFence(transfer);
+    for (const TargetSession::Fence& fence : actions.fences) StartFence(fence);
   }
+  if (!status.ok()) Fail(status);
 }
 
 void InboundSession::Deliver(ArrivalTracker::Deliveries all) {
   for (auto& one : all) {
     const size_t bytes = one.notification.size();
-    ++delivered.notifications;
-    delivered.bytes += bytes;
     if (one.notice == Notice::kKvPart) {
       DeliverPart(one);
       continue;
@@ -341,20 +269,11 @@ void InboundSession::DeliverPart(const ArrivalTracker::Delivered& sent) {
                         credit);
 }
 
-// Gives credit back once a quarter of it has been drained, so that it is not a frame a
-// notification.
 void InboundSession::TellCredit() {
-  const auto& options = runtime_->options;
-  const CreditFrame now{
-      .notifications =
-          account->notifications.load(std::memory_order_acquire) + options.max_notifications,
-      .bytes = account->bytes.load(std::memory_order_acquire) + options.max_notification_bytes};
-  const bool due =
-      now.notifications - credit_reported.notifications > (options.max_notifications - 1) / 4 ||
-      now.bytes - credit_reported.bytes > CreditByteStep(options.max_notification_bytes);
-  if (!due) return;
-  credit_reported = now;
-  channel.Push(FrameType::kCredit, now);
+  const CreditFrame taken{.notifications = account->notifications.load(std::memory_order_acquire),
+                          .bytes = account->bytes.load(std::memory_order_acquire)};
+  const auto credit = transfers.TakeCredit(taken);
+  if (credit.has_value()) channel.Push(FrameType::kCredit, *credit);
 }
 
 void InboundSession::Answer(std::optional<LeaseAnswerFrame> answer) {

@@ -325,6 +325,8 @@ absl::Status ArrivalTracker::Record(uint64_t order, Past past) {
 
 void ArrivalTracker::GiveOut(Delivered delivered) {
   Unhold(delivered.notification);
+  ++given_out_.notifications;
+  given_out_.bytes += delivered.notification.size();
   actions_.deliver.push_back(std::move(delivered));
 }
 

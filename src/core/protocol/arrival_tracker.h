@@ -111,6 +111,8 @@ class ArrivalTracker {
   // part of the initiator's credit that the session uses.
   uint64_t held_notifications() const { return held_notifications_; }
   uint64_t held_bytes() const { return held_bytes_; }
+  // The number and bytes of those that were given out, those in the next Actions included.
+  const CreditFrame& given_out() const { return given_out_; }
 
   // For bounds and sweeps: the transfers that are known and have not ended, and the runs of numbers
   // that are recorded ahead of the order. Neighbouring skipped numbers form one run, so the runs
@@ -171,6 +173,7 @@ class ArrivalTracker {
   uint64_t next_order_ = 1;
   uint64_t held_notifications_ = 0;
   uint64_t held_bytes_ = 0;
+  CreditFrame given_out_{};
   Actions actions_;
 };
 

@@ -19,9 +19,9 @@ auto AddTo(std::vector<Step>& steps) {
 
 std::string ToString(Step step) {
   static constexpr const char* kNames[] = {
-      "post",  "open-idle", "close",    "deliver", "to-target", "to-initiator", "fence",
-      "drain", "fenced",    "complete", "explain", "rejoin",    "abort",        "fail-rail",
-      "cut",   "grant",     "suspect",  "time-up", "lose"};
+      "post",      "open-idle", "close",  "deliver",  "to-target", "to-initiator", "fence",
+      "ask-fence", "drain",     "fenced", "complete", "explain",   "rejoin",       "abort",
+      "fail-rail", "cut",       "grant",  "suspect",  "time-up",   "lose"};
   return absl::StrCat(kNames[static_cast<size_t>(step.kind)], "(", static_cast<int>(step.a), ",",
                       static_cast<int>(step.b), ")");
 }
@@ -38,7 +38,8 @@ World::World(const ModelConfig& config)
 // The target knows nothing, and lends slots and credit.
 void World::BeginSession() {
   table_ = std::make_unique<SlotTable>(1 + config_->grants, config_->first_generation);
-  tracker_ = std::make_unique<ArrivalTracker>(table_.get(), kModelOwner);
+  receiver_ = std::make_unique<TargetSession>(table_.get(), kModelOwner, kModelLimits);
+  receiver_->AddLink(kModelLink);
   *initiator_ = ReliableChannel();
   target_ = ReliableChannel();
   observed_ = 0;
@@ -46,7 +47,7 @@ void World::BeginSession() {
   SlotGrantFrame grant = *table_->Grant(kModelOwner);
   grant.range.count = config_->slots;
   Check(sender_->OnGrant(grant));
-  sender_->OnCredit({.notifications = uint64_t{1} << 40, .bytes = uint64_t{1} << 50});
+  sender_->OnCredit(*receiver_->TakeCredit({}));
 }
 
 void World::Begin(const ModelConfig& config) {
@@ -130,7 +131,12 @@ void World::EnabledOfRails(std::vector<Step>& steps) const {
       if (config_->rail_keeps_order) break;
     }
     if (lost_) continue;
-    if (rail.failed) add(rail.fenced ? StepKind::kFenced : StepKind::kDrain, r, 0);
+    if (rail.failed) {
+      add(rail.fenced    ? StepKind::kFenced
+          : rail.fencing ? StepKind::kDrain
+                         : StepKind::kAskFence,
+          r, 0);
+    }
     if (rail.suspected) add(StepKind::kExplain, r, 0);
     if (!rail.failed && failures_left_ > 0) add(StepKind::kFailRail, r, 0);
   }
@@ -159,6 +165,9 @@ bool World::Apply(Step step) {
       break;
     case StepKind::kFence:
       Fence(step.a);
+      break;
+    case StepKind::kAskFence:
+      AskFence(step.a);
       break;
     case StepKind::kDrain:
       Drain(step.a);

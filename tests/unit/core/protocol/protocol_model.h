@@ -1,6 +1,7 @@
 // A small world for the completion protocol: one initiator (SendTracker with what it consists of,
 // ReliableChannel), rails that deliver what is in flight when the schedule says so, a control
-// connection that can be cut, and one target (ArrivalTracker, SlotTable, ReliableChannel). The
+// connection that can be cut, and one target (TargetSession with its ArrivalTracker, SlotTable,
+// ReliableChannel). The
 // schedule is chosen from outside, step by step; beside the real classes a plain oracle keeps the
 // truth (which slices landed, which frames were taken) and every step is held to it:
 //  - a transfer arrives, and its notification is given out, with every slice landed, nothing of it
@@ -32,6 +33,7 @@
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/send_tracker.h"
 #include "src/core/protocol/slot_table.h"
+#include "src/core/protocol/target_session.h"
 
 namespace kvxfer::testing {
 
@@ -86,6 +88,7 @@ enum class StepKind : uint8_t {
   kToTarget,     // control message a in flight arrives
   kToInitiator,  // the same, the other way
   kFence,        // the target's fence of aborted transfer a is complete
+  kAskFence,     // the target is asked to fence failed rail a
   kDrain,        // the target has fenced failed rail a
   kFenced,       // the initiator learns that, and the rail comes up anew
   kComplete,     // the oldest op of transfer a completes at the initiator
@@ -192,7 +195,8 @@ class World {
   struct Rail {
     bool failed = false;
     bool suspected = false;  // an op of it has failed, perhaps alone
-    bool fenced = false;     // by the target, since it failed
+    bool fencing = false;    // the target does so, since it failed
+    bool fenced = false;     // the target has done so
     std::vector<Item> items;
   };
 
@@ -236,6 +240,7 @@ class World {
 
   // The rails and the control connection.
   void Deliver(uint8_t rail_index, uint8_t item_index);
+  void AskFence(uint8_t rail_index);
   void Drain(uint8_t rail_index);
   void Cut(uint8_t acks);
   void Pump();
@@ -249,6 +254,7 @@ class World {
   void Lose();
   void Rejoin();
   void TakeActions();
+  void Take(const TargetSession::Actions& actions);
   void CheckDelivered(const ArrivalTracker::Delivered& delivered);
   void CheckNothingLate();
   bool Past(const Outbound& out) const;
@@ -276,7 +282,7 @@ class World {
   std::vector<std::string> to_target_;
   std::vector<std::string> to_initiator_;
   std::unique_ptr<SlotTable> table_;
-  std::unique_ptr<ArrivalTracker> tracker_;
+  std::unique_ptr<TargetSession> receiver_;
   uint32_t failures_left_ = 0;
   uint32_t alone_left_ = 0;
   uint32_t impatience_left_ = 0;

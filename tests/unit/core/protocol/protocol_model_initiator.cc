@@ -9,8 +9,6 @@
 namespace kvxfer::testing {
 namespace {
 
-// All data goes over one connection.
-constexpr uint64_t kLink = 1;
 // An end that is under way is told when TimeUp says so, and not before.
 constexpr Duration kGrace = std::chrono::seconds(1);
 constexpr Duration kAllowance = std::chrono::hours(1000);
@@ -28,7 +26,7 @@ const std::string& Payload(uint64_t id) {
 void World::Begin(Outbound& out) {
   const TransferSpec& spec = out.spec;
   SendTracker::Request request{.id = out.id,
-                               .link = kLink,
+                               .link = kModelLink,
                                .moves = spec.slices > 0,
                                .ordered = spec.ordered,
                                .notice = Notice::kNotification,
@@ -134,7 +132,7 @@ void World::Suspect(uint8_t transfer) {
 
 void World::Explain(uint8_t rail_index) {
   rails_[rail_index].suspected = false;
-  sender_->OnRailCleared(kLink, rail_index, now_);
+  sender_->OnRailCleared(kModelLink, rail_index, now_);
 }
 
 void World::Abort(uint8_t transfer) {
@@ -167,13 +165,16 @@ void World::FailRail(uint8_t rail_index) {
   rail.failed = true;
   rail.suspected = false;
   --failures_left_;
-  sender_->OnRailDown(kLink, rail_index);
+  sender_->OnRailDown(kModelLink, rail_index);
 }
 
 void World::RailFenced(uint8_t rail_index) {
-  rails_[rail_index].failed = rails_[rail_index].fenced = false;
+  Require(receiver_->NextFencedRail(kModelLink).has_value(), "nobody is told", rail_index);
+  receiver_->OnAnswered(kModelLink, rail_index);
+  Rail& rail = rails_[rail_index];
+  rail.failed = rail.fencing = rail.fenced = false;
   fenced_ = true;
-  sender_->OnRailFenced(kLink, rail_index);
+  sender_->OnRailFenced(kModelLink, rail_index);
   Observe();
   fenced_ = false;
 }

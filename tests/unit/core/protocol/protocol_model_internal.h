@@ -17,12 +17,18 @@
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/send_tracker.h"
 #include "src/core/protocol/slot_table.h"
+#include "src/core/protocol/target_session.h"
 
 namespace kvxfer {
 
 namespace testing {
 
 inline constexpr SlotTable::SessionId kModelOwner = 7;
+// All data goes over one connection.
+inline constexpr uint64_t kModelLink = 1;
+// Credit is no bound here.
+inline constexpr TargetSession::Limits kModelLimits{
+    .notifications = uint64_t{1} << 40, .notification_bytes = uint64_t{1} << 50, .transfers = 64};
 
 inline std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -59,7 +65,7 @@ class StateWriter {
 struct ProtocolModelAccess {
   static std::unique_ptr<SlotTable> Copy(const SlotTable& from);
   // `slots`: the copy's table; borrowed.
-  static std::unique_ptr<ArrivalTracker> Copy(const ArrivalTracker& from, SlotTable* slots);
+  static std::unique_ptr<TargetSession> Copy(const TargetSession& from, SlotTable* slots);
 
   static void Write(const Lane& lane, testing::StateWriter& out);
   static void Write(const SliceSet& slices, testing::StateWriter& out);
@@ -70,6 +76,8 @@ struct ProtocolModelAccess {
   static void Write(const ReliableChannel& channel, testing::StateWriter& out);
   // `slots`: how many of each range are in use by the model.
   static void Write(const SlotTable& table, uint32_t slots, testing::StateWriter& out);
+  static void Write(const TargetSession& session, uint64_t first_id, size_t transfers,
+                    testing::StateWriter& out);
   static void Write(const ArrivalTracker& tracker, uint64_t first_id, size_t transfers,
                     testing::StateWriter& out);
 
@@ -87,8 +95,8 @@ struct ProtocolModelAccess {
   // Whether OPEN and AMEND have named every lane.
   static bool AllReported(const SendBook& book);
 
-  // How many things the target still remembers.
-  static size_t Remembered(const ArrivalTracker& tracker);
+  // How many things the target still remembers, and how many notifications it holds.
+  static size_t Remembered(const TargetSession& session);
 };
 
 }  // namespace kvxfer

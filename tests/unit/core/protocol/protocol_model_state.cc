@@ -25,15 +25,20 @@ std::unique_ptr<SlotTable> ProtocolModelAccess::Copy(const SlotTable& from) {
   return to;
 }
 
-std::unique_ptr<ArrivalTracker> ProtocolModelAccess::Copy(const ArrivalTracker& from,
-                                                          SlotTable* slots) {
-  auto to = std::make_unique<ArrivalTracker>(slots, from.session_id_);
-  to->transfers_ = from.transfers_;
-  to->lane_of_slot_ = from.lane_of_slot_;
-  to->ahead_ = from.ahead_;
-  to->held_notifications_ = from.held_notifications_;
-  to->held_bytes_ = from.held_bytes_;
-  to->next_order_ = from.next_order_;
+std::unique_ptr<TargetSession> ProtocolModelAccess::Copy(const TargetSession& from,
+                                                         SlotTable* slots) {
+  auto to = std::make_unique<TargetSession>(slots, from.tracker_.session_id_, from.limits_);
+  to->tracker_.transfers_ = from.tracker_.transfers_;
+  to->tracker_.lane_of_slot_ = from.tracker_.lane_of_slot_;
+  to->tracker_.ahead_ = from.tracker_.ahead_;
+  to->tracker_.held_notifications_ = from.tracker_.held_notifications_;
+  to->tracker_.held_bytes_ = from.tracker_.held_bytes_;
+  to->tracker_.next_order_ = from.tracker_.next_order_;
+  to->tracker_.given_out_ = from.tracker_.given_out_;
+  to->links_ = from.links_;
+  to->fencing_ = from.fencing_;
+  to->rails_failed_ = from.rails_failed_;
+  to->credit_ = from.credit_;
   return to;
 }
 
@@ -164,6 +169,19 @@ void ProtocolModelAccess::Write(const SlotTable& table, uint32_t slots, testing:
   }
 }
 
+void ProtocolModelAccess::Write(const TargetSession& session, uint64_t first_id, size_t transfers,
+                                testing::StateWriter& out) {
+  Write(session.tracker_, first_id, transfers, out);
+  out.Byte(session.rails_failed_);
+  for (const auto& [number, link] : session.links_) {
+    for (const auto state : link.rails) out.Byte(static_cast<uint8_t>(state));
+    out.Byte(link.waiting.size());
+    for (const uint64_t transfer : link.waiting) out.Byte(transfer - first_id);
+  }
+  out.Byte(session.fencing_.size());
+  for (const auto& [transfer, links] : session.fencing_) out.Byte(transfer - first_id);
+}
+
 void ProtocolModelAccess::Write(const ArrivalTracker& tracker, uint64_t first_id, size_t transfers,
                                 testing::StateWriter& out) {
   for (uint64_t id = first_id; id < first_id + transfers; ++id) {
@@ -188,8 +206,12 @@ void ProtocolModelAccess::Write(const ArrivalTracker& tracker, uint64_t first_id
   }
 }
 
-size_t ProtocolModelAccess::Remembered(const ArrivalTracker& tracker) {
-  return tracker.transfers_.size() + tracker.lane_of_slot_.size() + tracker.ahead_.size();
+size_t ProtocolModelAccess::Remembered(const TargetSession& session) {
+  size_t waiting = 0;
+  for (const auto& [number, link] : session.links_) waiting += link.waiting.size();
+  const ArrivalTracker& tracker = session.tracker_;
+  return tracker.transfers_.size() + tracker.lane_of_slot_.size() + tracker.ahead_.size() +
+         tracker.held_notifications() + tracker.held_bytes() + session.fencing_.size() + waiting;
 }
 
 namespace testing {
@@ -209,7 +231,7 @@ World::World(const World& other)
       to_target_(other.to_target_),
       to_initiator_(other.to_initiator_),
       table_(ProtocolModelAccess::Copy(*other.table_)),
-      tracker_(ProtocolModelAccess::Copy(*other.tracker_, table_.get())),
+      receiver_(ProtocolModelAccess::Copy(*other.receiver_, table_.get())),
       failures_left_(other.failures_left_),
       alone_left_(other.alone_left_),
       impatience_left_(other.impatience_left_),
@@ -252,7 +274,8 @@ void World::WriteTransfers(StateWriter& w) const {
 void World::WriteRails(StateWriter& w) const {
   for (uint32_t r = 0; r < config_->rails; ++r) {
     const Rail& rail = rails_[r];
-    w.Byte((rail.failed ? 1u : 0u) | (rail.suspected ? 2u : 0u) | (rail.fenced ? 4u : 0u));
+    w.Byte((rail.failed ? 1u : 0u) | (rail.suspected ? 2u : 0u) | (rail.fencing ? 4u : 0u) |
+           (rail.fenced ? 8u : 0u));
     std::vector<Item> items = rail.items;
     if (!config_->rail_keeps_order) {
       std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
@@ -276,7 +299,7 @@ Fingerprint World::Canonical(std::vector<uint8_t>& scratch) const {
   WriteRails(w);
   ProtocolModelAccess::Write(*sender_, w);
   ProtocolModelAccess::Write(*table_, config_->slots, w);
-  ProtocolModelAccess::Write(*tracker_, first_id_, out_.size(), w);
+  ProtocolModelAccess::Write(*receiver_, first_id_, out_.size(), w);
   // Sequence numbers and acks matter only where a connection may still be cut.
   const bool numbers = cuts_left_ > 0 || config_->control_reorders;
   for (const auto* wire : {&to_target_, &to_initiator_}) {

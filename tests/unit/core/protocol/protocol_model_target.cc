@@ -11,13 +11,18 @@ void World::Deliver(uint8_t rail_index, uint8_t item_index) {
   Truth& truth = truth_[item.transfer];
   Require(!truth.ended, "data lands after the end", out_[item.transfer].id);
   if (item.slice != kNone) truth.received = static_cast<Slices>(truth.received | 1u << item.slice);
-  if (item.has_immediate && Check(tracker_->OnImmediate(item.ref))) TakeActions();
+  if (item.has_immediate && Check(receiver_->OnImmediate(EncodeImmediate(item.ref)))) TakeActions();
+}
+
+void World::AskFence(uint8_t rail_index) {
+  if (Check(receiver_->OnFenceRail(kModelLink, rail_index, config_->rails))) TakeActions();
 }
 
 // Nothing that was posted on the rail before can become visible any more.
 void World::Drain(uint8_t rail_index) {
   rails_[rail_index].items.clear();
   rails_[rail_index].fenced = true;
+  if (Check(receiver_->OnRailFenced(kModelLink, rail_index))) TakeActions();
 }
 
 void World::Cut(uint8_t acks) {
@@ -56,42 +61,31 @@ void World::Receive(bool at_target, uint8_t index) {
 }
 
 void World::AtTarget(const ReliableChannel::Incoming& frame) {
-  const auto body = frame.body;
+  Require(TargetSession::Takes(frame.type), "a frame that is not about a transfer", 0);
   if (frame.type == FrameType::kOpen) {
-    const auto open = Decode<OpenFrame>(body);
-    if (!Check(open.status())) return;
-    Truth& truth = truth_[IndexOf(open->transfer)];
+    Truth& truth = truth_[IndexOf(Decode<OpenFrame>(frame.body)->transfer)];
     truth.opened = true;
     ++truth.frames;
-    Check(tracker_->OnOpen(*open));
   } else if (frame.type == FrameType::kAmend) {
-    const auto amend = Decode<AmendFrame>(body);
-    if (!Check(amend.status())) return;
-    ++truth_[IndexOf(amend->transfer)].frames;
-    Check(tracker_->OnAmend(*amend));
+    ++truth_[IndexOf(Decode<AmendFrame>(frame.body)->transfer)].frames;
   } else if (frame.type == FrameType::kAbort) {
-    const auto abort = Decode<AbortFrame>(body);
-    if (!Check(abort.status())) return;
-    Truth& truth = truth_[IndexOf(abort->transfer)];
+    Truth& truth = truth_[IndexOf(Decode<AbortFrame>(frame.body)->transfer)];
     truth.aborted = !truth.arrived;
     ++truth.frames;
-    Check(tracker_->OnAbort(*abort));
   } else {
-    // Its lanes are of rails that this side has fenced before.
-    const auto discard = Decode<DiscardFrame>(body);
-    if (!Check(discard.status())) return;
-    ++truth_[IndexOf(discard->transfer)].frames;
-    if (Check(tracker_->OnDiscard(*discard))) Check(tracker_->OnLanesDrained(discard->transfer));
+    ++truth_[IndexOf(Decode<DiscardFrame>(frame.body)->transfer)].frames;
   }
-  TakeActions();
+  if (Check(receiver_->OnFrame(frame)) && Check(receiver_->CheckLimits())) TakeActions();
 }
 
+// What is left on a rail that is being fenced by itself may still land.
 void World::Fence(uint8_t transfer) {
   for (Rail& rail : rails_) {
+    if (rail.fencing && !rail.fenced) continue;
     std::erase_if(rail.items, [&](const Item& item) { return item.transfer == transfer; });
   }
   truth_[transfer].fencing = false;
-  if (Check(tracker_->OnFenced(out_[transfer].id))) TakeActions();
+  if (Check(receiver_->OnFenced(kModelLink, out_[transfer].id))) TakeActions();
 }
 
 void World::Grant() {
@@ -117,7 +111,8 @@ void World::Lose() {
 void World::Rejoin() {
   lost_ = false;
   for (Rail& rail : rails_) rail = {};
-  for (const auto& delivered : tracker_->GiveOut()) {
+  if (Check(receiver_->OnLinkDown(kModelLink))) TakeActions();
+  for (const auto& delivered : receiver_->GiveOut()) {
     Truth& truth = truth_[IndexOf(delivered.transfer)];
     Require(truth.arrived && !truth.delivered, "given out, but may not be", delivered.transfer);
     truth.delivered = true;
@@ -138,7 +133,13 @@ void World::Rejoin() {
 }
 
 void World::TakeActions() {
-  const ArrivalTracker::Actions actions = tracker_->TakeActions();
+  TargetSession::Actions actions;
+  while (error_.empty() && receiver_->has_actions()) {
+    if (Check(receiver_->TakeActions(actions))) Take(actions);
+  }
+}
+
+void World::Take(const TargetSession::Actions& actions) {
   for (const uint64_t id : actions.released.arrived) {
     const uint8_t index = IndexOf(id);
     Truth& truth = truth_[index];
@@ -154,7 +155,14 @@ void World::TakeActions() {
   for (const AbortAck& ack : actions.released.aborted) {
     truth_[IndexOf(ack.transfer)].ended = true;
   }
-  for (const uint64_t id : actions.fence) truth_[IndexOf(id)].fencing = true;
+  for (const TargetSession::Fence& fence : actions.fences) {
+    Require(fence.link == kModelLink, "a link that is not there is to be fenced", fence.link);
+    if (fence.scope.rail == FenceScope::kEveryRail) {
+      truth_[IndexOf(fence.scope.transfer)].fencing = true;
+    } else {
+      rails_[fence.scope.rail].fencing = true;
+    }
+  }
   for (const auto& delivered : actions.deliver) CheckDelivered(delivered);
   if (!actions.released.empty()) target_.Push(FrameType::kReleased, Encode(actions.released));
 }
