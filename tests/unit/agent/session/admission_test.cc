@@ -47,7 +47,7 @@ class AdmissionTest : public ::testing::Test,
     return link;
   }
   TransferPtr Write(uint64_t id) {
-    const TransferPtr record = std::make_shared<internal::TransferRecord>();
+    TransferPtr record = std::make_shared<internal::TransferRecord>();
     Plan(*record, MemoryKind::kHost);
     record->id = id;
     record->incarnation = metadata_.incarnation;
@@ -55,7 +55,7 @@ class AdmissionTest : public ::testing::Test,
     return record;
   }
   TransferPtr Notify(uint64_t id) {
-    const TransferPtr record = std::make_shared<internal::TransferRecord>();
+    TransferPtr record = std::make_shared<internal::TransferRecord>();
     record->id = id;
     record->kind = TransferKind::kNotify;
     record->options.notification = "text";
