@@ -494,32 +494,6 @@ TEST_F(HostileTarget, ARailThatItNeverFences) {
                     {"did not make rail 0 quiet", "injected failure"}));
 }
 
-// Not hostile, only older: it is told nothing of rails, and loses the connection instead.
-TEST_F(HostileTarget, AnOlderPeerIsNotAskedToFenceARail) {
-  AgentOptions options{.name = "newer", .backends = {"faulty:loopback"}};
-  options.backend["faulty"] = WriteOptions(
-      faulty::FaultOptions{.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)});
-  ASSERT_OK_AND_ASSIGN(Node node, Node::Create(options, MemoryType::kAttached, 4096));
-  const RemoteRegion region{
-      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
-  ASSERT_OK_AND_ASSIGN(const auto peer,
-                       ScriptedPeer::Target(*node.agent, "older", {region}, "faulty:loopback"));
-  const Descriptor local{node.memory.address(), 4096};
-  const Descriptor remote{4096, 4096};
-  ASSERT_OK_AND_ASSIGN(
-      const Transfer write,
-      node.agent->Write(
-          "older", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
-          Unhurried()));
-  ASSERT_TRUE(peer->Accept(kRailVersion - 1));
-  ASSERT_TRUE(
-      peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = {.first = 0, .count = 64}})));
-  EXPECT_TRUE(peer->UntilDown());
-  EXPECT_TRUE(Fails(write.Wait(kAmple), absl::StatusCode::kUnavailable, {"older", "rail"}));
-  EXPECT_TRUE(peer->Heard(FrameType::kFenceRail).empty());
-  EXPECT_TRUE(peer->Heard(FrameType::kDiscard).empty());
-}
-
 TEST_F(HostileTarget, AnswersToWhatNobodySent) {
   for (int lie = 0; lie < 3; ++lie) {
     const auto peer = Answered();

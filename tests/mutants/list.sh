@@ -136,8 +136,6 @@ mutant "a rail is fenced that was not to be" $rails \
 mutant "the backend brings up a rail that it was not asked to build" $rails \
   'if (Apply(rail, Event::kUp)) return true;' \
   'if (Apply(rail, Event::kUp) || rails_[rail].state == State::kFencing) return true;'
-mutant "a target that knows no fences of rails is asked for one" $rails \
-  'if (target_fences_) return rail;' 'return rail;'
 mutant "the timer of one rail hides that of another" $rails \
   'next = std::min(next, Limit(rail));' 'next = Limit(rail);'
 
@@ -255,19 +253,15 @@ mutant "session: another incarnation may answer the hello" $session \
 mutant "session: a hello has two answers" $session \
   '  if (answered_) return absl' '  if (answered_ && due_ > 9) return absl'
 mutant "session: pages of regions are not waited for" $session \
-  '  if (pages) due_ = ack.last_region;' ''
-mutant "session: pages are waited for that no target of the version sends" $session \
-  '  if (pages) due_' '  due_'
+  '  due_ = ack.last_region;' ''
+mutant "session: the answer has a version that nobody offered" $session \
+  '  if (ack.version < kMinProtocolVersion || ' '  if ('
 mutant "session: pages of another incarnation count" $session \
   'if (page.target != target) return' 'if (page.target.IsZero()) return'
 mutant "session: a page counts one region too few" $session \
   'page.last} - page.first + 1;' 'page.last} - page.first;'
 mutant "session: up before the answer to the hello" $table_of_session \
   'return answered_ && listed_' 'return listed_'
-mutant "session: a target of the first version takes piggybacked messages" $session \
-  'ack.version >= kPiggybackVersion' 'ack.version >= kMinProtocolVersion'
-mutant "session: an older target fences rails" $session \
-  'ack.version >= kRailVersion' 'ack.version + 1 >= kRailVersion'
 mutant "session: a new session asks to go on with an old one" $session \
   'known ? channel_.oldest_kept() : 0' 'channel_.oldest_kept()'
 mutant "session: a session that is known begins anew at the target" $session \

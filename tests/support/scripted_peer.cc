@@ -88,8 +88,7 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
 bool ScriptedPeer::Accept(uint16_t version, uint32_t last_region) {
   if (!Until([&] { return !Heard(FrameType::kHello).empty(); })) return false;
   party_->links.back()->endpoint->Authorize();
-  const HelloAckFrame ack{
-      .version = version, .target = self_, .last_region = last_region, .live_regions = {}};
+  const HelloAckFrame ack{.version = version, .target = self_, .last_region = last_region};
   return Send(EncodeMessage(FrameType::kHelloAck, 0, 0, Encode(ack)));
 }
 

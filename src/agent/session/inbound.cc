@@ -88,12 +88,6 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
   if (std::ranges::find(hello->auth, AuthMethod::kNone) == hello->auth.end()) {
     return Refuse(link, RefuseReason::kAuth, "no common authentication method");
   }
-  if (*version < kPageVersion && runtime_->memory.live() > kMaxListedRegions) {
-    return Refuse(link, RefuseReason::kVersion,
-                  absl::StrCat("agent ", runtime_->options.name, " has ", runtime_->memory.live(),
-                               " regions, and protocol version ", *version, " lists at most ",
-                               kMaxListedRegions, ": update kvxfer at ", hello->name));
-  }
   InboundSession* session = Attach(link, *hello);
   if (session == nullptr) return;
   const bool first = session->links.empty();
@@ -167,11 +161,7 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
   HelloAckFrame ack{.version = version,
                     .target = runtime_->incarnation,
                     .last_region = runtime_->memory.last_region()};
-  if (version < kPageVersion) {
-    ack.live_regions = runtime_->memory.LiveRegions();
-  } else {
-    link.unlisted = {.first = 1, .last = ack.last_region};
-  }
+  link.unlisted = {.first = 1, .last = ack.last_region};
   const std::string message =
       EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {

@@ -55,9 +55,6 @@ void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& enve
 // it answers has ended.
 void InboundHub::OnPiggyback(InboundLink& link, std::span<const std::byte> body) {
   InboundSession& session = *link.session;
-  if (link.version < kPiggybackVersion) {
-    return Fail(session, absl::InvalidArgumentError("a piggyback frame in protocol version 1"));
-  }
   const auto both = DecodePiggyback(body);
   if (!both.ok()) return Fail(session, both.status());
   const auto own = DecodeNumbered(both->own);
@@ -98,13 +95,11 @@ ReverseSession::Piggyback InboundHub::PiggybackTo(const Incarnation& initiator) 
   if (session.over() || link == session.links.end() || session.channel.NextToSend() == nullptr) {
     return {};
   }
-  ReverseSession::Piggyback piggyback{.channel = &session.channel, .session = session.id};
-  if ((*link)->version >= kPiggybackVersion) {
-    piggyback.endpoint = (*link)->endpoint.get();
-    piggyback.heard = (*link)->heard;
-    piggyback.carried = &(*link)->carried;
-  }
-  return piggyback;
+  return {.channel = &session.channel,
+          .session = session.id,
+          .endpoint = (*link)->endpoint.get(),
+          .heard = (*link)->heard,
+          .carried = &(*link)->carried};
 }
 
 bool InboundHub::IsConnected(const Incarnation& initiator) const {
@@ -134,16 +129,6 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
       if (!quiet.ok()) return quiet.status();
       const auto question = questions_.find(quiet->id);
       if (question != questions_.end()) Answered(question->second, session.local_id);
-      return absl::OkStatus();
-    }
-    case FrameType::kFetchBegin: {
-      auto begin = Decode<FetchBeginFrame>(frame.body);
-      if (!begin.ok()) return begin.status();
-      const LeaseReadFrame read{.transfer = begin->transfer,
-                                .lease = std::move(begin->lease),
-                                .blocks_hash = begin->blocks_hash,
-                                .within_nanos = begin->within_nanos};
-      Answer(session, runtime_->leases.OnLeaseRead(read, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
     case FrameType::kLeaseRead: {
@@ -226,7 +211,7 @@ void InboundHub::OnFenceRail(InboundLink& link, std::span<const std::byte> body)
   const auto frame = Decode<RailFrame>(body);
   if (!frame.ok()) return Fail(*link.session, frame.status());
   const uint32_t rail = frame->rail;
-  if (link.version < kRailVersion || rail >= link.endpoint->Describe().rails.size() ||
+  if (rail >= link.endpoint->Describe().rails.size() ||
       std::ranges::find(link.fencing, rail) != link.fencing.end() ||
       std::ranges::find(link.fenced, rail) != link.fenced.end()) {
     return Fail(*link.session,
@@ -368,14 +353,7 @@ void InboundHub::TellCredit(InboundSession& session) {
 
 void InboundHub::Answer(InboundSession& session, std::optional<LeaseAnswerFrame> answer) {
   if (!answer.has_value()) return;
-  if (session.version >= kLeaseVersion) {
-    session.channel.Push(FrameType::kLeaseAnswer, *answer);
-  } else {
-    session.channel.Push(FrameType::kKvAnswer,
-                         KvAnswerFrame{.transfer = answer->transfer,
-                                       .good = answer->refusal == LeaseAnswerFrame::kHeld,
-                                       .why = std::move(answer->why)});
-  }
+  session.channel.Push(FrameType::kLeaseAnswer, *answer);
 }
 
 // To readers that have waited for the grant of a lease.

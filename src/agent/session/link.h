@@ -61,7 +61,7 @@ class Link : public EndpointUser {
   const size_t backend;
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
-  Handshake handshake{};  // in kHello: what the target has said so far
+  HelloAnswer answer{};  // in kHello: what the target has said so far
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.
@@ -75,7 +75,6 @@ class Link : public EndpointUser {
   RailPicker choice{{}};  // from kConnected on
   RailFences rails{};     // the same
   bool full = false;      // every rail refused since SendData began
-  bool carries = false;   // the target knows kPiggyback
   bool carried = false;   // told the target what belongs to the session the other way
   bool refused = false;   // the target said to try again soon: the attempt did not fail
   Time give_up{};         // for becoming up

@@ -44,10 +44,6 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
 void Peer::OnPiggyback(Link& link, std::span<const std::byte> body) {
   const auto both = DecodePiggyback(body);
   absl::Status status = both.status();
-  // It may overtake the answer to the hello, where its sender has learnt the version.
-  if (status.ok() && link.was_up && !link.carries) {
-    status = absl::InvalidArgumentError("a piggyback frame in protocol version 1");
-  }
   const auto take = [this](const auto& frame) { return OnNumbered(frame); };
   if (status.ok()) status = session_.OnPiggybacked(both->own, take);
   if (status.ok()) {
@@ -133,8 +129,7 @@ absl::Status Peer::OnLeaseAnswer(const LeaseAnswerFrame& frame) {
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
 absl::Status Peer::OnQuiesce(const QuiesceFrame& frame) {
-  if (auto status = asked_.CheckSpace(frame, session_.version(), waits_closed_.size());
-      !status.ok()) {
+  if (auto status = asked_.CheckSpace(frame, waits_closed_.size()); !status.ok()) {
     return status;
   }
   if (auto status = regions_.CheckRevoked(); !status.ok()) return status;

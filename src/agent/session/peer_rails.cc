@@ -26,13 +26,11 @@ void Peer::OnRailUp(Link& link, uint32_t rail) {
 void Peer::SendRailFences() {
   paths_.ForEachUpLink([this](Link& link) {
     if (link.rails.all_up()) return;
-    auto due = link.rails.NextDue();
-    for (; due.ok() && due->has_value(); due = link.rails.NextDue()) {
-      const std::string message = session_.Message(FrameType::kFenceRail, RailFrame{.rail = **due});
+    for (auto due = link.rails.NextDue(); due.has_value(); due = link.rails.NextDue()) {
+      const std::string message = session_.Message(FrameType::kFenceRail, RailFrame{.rail = *due});
       if (!link.endpoint->Send(std::as_bytes(std::span(message)))) break;
-      link.rails.OnFenceSent(**due);
+      link.rails.OnFenceSent(*due);
     }
-    if (!due.ok()) link.Close(due.status());
   });
 }
 

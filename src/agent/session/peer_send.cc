@@ -43,11 +43,6 @@ void Peer::Admit(Time now) {
 
 // Unavailable: the peer's word on one of the regions is still on its way; try again.
 absl::Status Peer::Begin(const TransferPtr& record, Link* link) {
-  if (record->fetch.has_value() && metadata_.max_version < kLeaseVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("peer ", metadata_.name, " speaks protocol version ", metadata_.max_version,
-                     "; reads under a lease need version ", kLeaseVersion, ": update its kvxfer"));
-  }
   Outbound& added = NewOutbound();
   const TransferOptions& options = record->options;
   added.record = record;
@@ -419,7 +414,6 @@ bool Peer::SendPiggybacked(Link& link) {
   const std::string* theirs = piggyback.channel->NextToSend();
   if (theirs->size() > kMaxPiggybackBytes) return true;
   const bool back = piggyback.endpoint != nullptr && !inline_data_ && piggyback.heard > link.heard;
-  if (!back && !link.carries) return true;
   const std::string message =
       back ? EncodePiggyback(piggyback.channel->received(), session_.number(), *mine, *theirs)
            : EncodePiggyback(channel.received(), piggyback.session, *theirs, *mine);

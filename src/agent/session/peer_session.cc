@@ -12,7 +12,7 @@ void Peer::OnConnected(Link& link) {
   link.LearnRails(runtime_->options.connect_timeout, Now());
   link.state = Link::State::kHello;
   link.give_up = Now() + runtime_->options.connect_timeout;
-  const std::string hello = session_.Hello();
+  const std::string hello = session_.Message(FrameType::kHello, session_.Hello());
   if (!link.endpoint->Send(std::as_bytes(std::span(hello)))) {
     link.Close(absl::InternalError("no room for the hello"));
   }
@@ -22,12 +22,8 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   auto ack = Decode<HelloAckFrame>(envelope.body);
   if (!ack.ok()) return ProtocolError(link, ack.status());
   if (link.state != Link::State::kHello) return;
-  const auto agreed = session_.OnHelloAck(link.handshake, *ack);
-  if (!agreed.ok()) return ProtocolError(link, agreed.status());
-  link.carries = agreed->piggybacks;
-  link.rails.OnVersion(agreed->fences_rails);
-  if (agreed->lists_regions) {
-    regions_.RevokeAllBut(std::move(ack->live_regions), ack->last_region);
+  if (auto status = session_.OnHelloAck(link.answer, *ack); !status.ok()) {
+    return ProtocolError(link, status);
   }
   GoUp(link);
 }
@@ -37,7 +33,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
   const auto page = Decode<RegionsFrame>(envelope.body);
   if (!page.ok()) return ProtocolError(link, page.status());
   if (link.state != Link::State::kHello) return;
-  if (auto status = session_.OnPage(link.handshake, *page); !status.ok()) {
+  if (auto status = session_.OnPage(link.answer, *page); !status.ok()) {
     return ProtocolError(link, status);
   }
   regions_.OnPage(*page);
@@ -47,7 +43,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
 
 // Once the target has said all that it says when a connection begins.
 void Peer::GoUp(Link& link) {
-  if (!link.handshake.complete()) return;
+  if (!link.answer.complete()) return;
   DropDeadKeys();
   const bool first = paths_.UpLink() == nullptr;
   link.state = Link::State::kUp;
