@@ -1,4 +1,4 @@
-// Readers under leases that are older than this version, or ask for more than they may.
+// Readers under leases that ask for more than they may.
 #include <gtest/gtest.h>
 
 #include <memory>

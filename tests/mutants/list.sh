@@ -301,8 +301,10 @@ mutant "session: a renewed session is still known" $table_of_session \
 mutant "session: what was posted with the loss belongs to the next" $table_of_session \
   'return posted <= unlinked_;' 'return posted < unlinked_;'
 mutant "session: a target that forgot the session is not asked again soon" $session \
-  '.again = true, .forgotten = true' '.forgotten = true'
+  '.again = true, .forgotten = proved' '.forgotten = proved'
+mutant "session: a stranger makes the session forgotten" $session \
+  '.again = true, .forgotten = proved' '.again = true, .forgotten = true'
 mutant "session: a target that closes has forgotten the session" $session \
   '.again = true};' '.again = true, .forgotten = true};'
-mutant "session: a restarted target is not known to be dead" $session \
-  '              .gone = true};' '              };'
+mutant "session: a restarted target is not known to be another" $session \
+  '              .restarted = true};' '              };'

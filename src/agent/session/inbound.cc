@@ -16,6 +16,9 @@ constexpr Duration kHelloWithin = std::chrono::seconds(2);
 constexpr Duration kSilence = std::chrono::seconds(30);
 // Sessions kept without a connection: initiators that restart again and again leave one each.
 constexpr size_t kMaxUnlinked = 256;
+// Connections whose initiator has not proved who it is; beyond that the oldest one ends. Each holds
+// a hello and a key, at most Handshake::kMaxMessageBytes each.
+constexpr size_t kMaxUnproved = 1024;
 // New sessions are refused while the application lets so many times one peer's share pile up.
 constexpr size_t kMaxUndrainedShares = 64;
 
@@ -45,6 +48,11 @@ void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
   auto link =
       std::make_unique<InboundLink>(this, &arrival_capacities_[backend], std::move(endpoint));
   link->heard = Now();
+  link->handshake = std::make_unique<Handshake>(Handshake::Accepting(runtime_->NewSide(backend)));
+  if (unproved_.size() >= kMaxUnproved) {
+    CloseLink(*unproved_.front(), absl::ResourceExhaustedError("too many connections begin"));
+  }
+  unproved_.push_back(link.get());
   runtime_->users[link->endpoint.get()] = link.get();
   const InboundLink* key = link.get();
   links_.emplace(key, std::move(link));
@@ -53,15 +61,8 @@ void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
 void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
   if (link.closing) return;
   link.closing = true;
+  std::erase(unproved_, &link);
   link.endpoint->Shutdown(why);
-}
-
-void InboundHub::CloseDamaged(InboundLink& link, const absl::Status& why) {
-  if (link.session == nullptr) {
-    Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe().path,
-        ToStd(why.message()));
-  }
-  CloseLink(link, why);
 }
 
 void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::string& text) {
@@ -71,32 +72,38 @@ void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::strin
   CloseLink(link, absl::FailedPreconditionError(text));
 }
 
-void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
-  auto hello = Decode<HelloFrame>(envelope.body);
-  if (!hello.ok()) return CloseDamaged(link, hello.status());
-  if (link.session != nullptr) return CloseLink(link, absl::InvalidArgumentError("second hello"));
-  if (hello->target != runtime_->incarnation) {
-    return Refuse(link, RefuseReason::kIncarnation,
-                  absl::StrCat("this is agent ", runtime_->options.name, " of incarnation ",
-                               runtime_->incarnation.ToString()));
+// Nothing of this agent changes for an initiator before it has proved who it is.
+void InboundHub::OnHandshake(InboundLink& link, std::span<const std::byte> message) {
+  Handshake& handshake = *link.handshake;
+  if (handshake.state() == Handshake::State::kOpen && !handshakes_.Take(Now())) {
+    return Refuse(link, RefuseReason::kClosing, "too many connections begin at once; try again");
   }
-  const auto version = CommonVersion(hello->min_version, hello->max_version, kMinProtocolVersion,
-                                     kMaxProtocolVersion);
-  if (!version.ok()) {
-    return Refuse(link, RefuseReason::kVersion, std::string(version.status().message()));
+  const auto answer = handshake.Take(message);
+  if (!answer.ok()) {
+    const std::string why(answer.status().message());
+    if (handshake.refusal() == RefuseReason::kNotProved) {
+      Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe().path, why);
+    }
+    return Refuse(link, handshake.refusal(), why);
   }
-  if (std::ranges::find(hello->auth, AuthMethod::kNone) == hello->auth.end()) {
-    return Refuse(link, RefuseReason::kAuth, "no common authentication method");
+  if (!answer->empty() && !link.endpoint->Send(std::as_bytes(std::span(*answer)))) {
+    return CloseLink(link, absl::InternalError("no room for the answer to a hello"));
   }
-  InboundSession* session = Attach(link, *hello);
+  if (handshake.state() == Handshake::State::kProved) OnProved(link);
+}
+
+void InboundHub::OnProved(InboundLink& link) {
+  const std::unique_ptr<Handshake> handshake = std::move(link.handshake);
+  std::erase(unproved_, &link);
+  link.heard = Now();
+  InboundSession* session = Attach(link, handshake->hello());
   if (session == nullptr) return;
   const bool first = session->links.empty();
   link.session = session;
-  link.version = session->version = *version;
   Join(*session, link);
   session->unlinked = Time{};
   if (first) session->channel.Rewind();
-  if (auto status = session->channel.OnAck(envelope.ack); !status.ok()) {
+  if (auto status = session->channel.OnAck(handshake->hello_ack()); !status.ok()) {
     return Fail(*session, status);
   }
   link.endpoint->Authorize();
@@ -105,7 +112,7 @@ void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
     waiting.insert(&link);
     link.endpoint->Fence({.transfer = transfer});
   }
-  SendHelloAck(link, *version);
+  SendHelloAck(link, handshake->version());
   if (session->wants_slots) GrantSlots(*session);
   runtime_->presence.LinkUp(session->name, session->initiator);
 }
@@ -186,6 +193,7 @@ void InboundHub::SendPages(InboundLink& link) {
 
 void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
   InboundSession* session = link.session;
+  std::erase(unproved_, &link);
   if (session != nullptr) {
     Leave(*session, link);
     link.fencing.clear();

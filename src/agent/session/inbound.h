@@ -22,6 +22,8 @@
 #include "src/agent/staging/staging_target.h"
 #include "src/core/protocol/arrival_capacity.h"
 #include "src/core/protocol/arrival_tracker.h"
+#include "src/core/protocol/handshake.h"
+#include "src/core/protocol/handshake_budget.h"
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/slot_table.h"
 
@@ -41,10 +43,10 @@ class InboundLink : public EndpointUser {
   InboundHub* const hub;
   ArrivalCapacity* const space;  // of its backend
   std::unique_ptr<Endpoint> endpoint;
-  InboundSession* session = nullptr;  // after its hello
-  Time heard{};
+  std::unique_ptr<Handshake> handshake;  // until the initiator has proved who it is
+  InboundSession* session = nullptr;     // from then on
+  Time heard{};                          // of one without a session: when it was accepted
   bool closing = false;
-  uint16_t version = 0;  // of the protocol, agreed on by its hello
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
   RegionRun unlisted{.first = 1, .last = 0};
   bool carried = false;             // told the initiator what belongs to the session the other way
@@ -67,7 +69,6 @@ struct InboundSession {
 
   const SlotTable::SessionId local_id;  // of this agent; `id` is of the initiator
   uint64_t id = 0;
-  uint16_t version = 0;  // of the protocol; all connections of a session agree on the same
   Incarnation initiator{};
   std::string name{};
   std::vector<InboundLink*> links{};
@@ -146,7 +147,8 @@ class InboundHub {
   friend class InboundLink;
 
   void OnMessage(InboundLink& link, std::span<const std::byte> message);
-  void OnHello(InboundLink& link, const Envelope& envelope);
+  void OnHandshake(InboundLink& link, std::span<const std::byte> message);
+  void OnProved(InboundLink& link);
   void Refuse(InboundLink& link, RefuseReason reason, const std::string& text);
   InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
   void SendHelloAck(InboundLink& link, uint16_t version);
@@ -180,9 +182,6 @@ class InboundHub {
   void Flush(InboundSession& session);
   void Fail(InboundSession& session, const absl::Status& why);
   void CloseLink(InboundLink& link, const absl::Status& why);
-  // As CloseLink, where a message makes no sense. Before a hello it also logs the refusal, for then
-  // no session reports that the connection is lost.
-  void CloseDamaged(InboundLink& link, const absl::Status& why);
   Duration HelloWithin() const;
   void Sweep(Incarnation initiator);
   void SweepBeyondBound();
@@ -202,6 +201,8 @@ class InboundHub {
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   Incarnation pumped_first_{};  // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
+  std::vector<InboundLink*> unproved_;  // of them, in the order of Accept; none that is closing
+  HandshakeBudget handshakes_{Now()};
   uint64_t last_question_ = 0;
   std::map<uint64_t, Question> questions_;  // until IsQuiet has answered true, or TakeRevoked
   size_t revoking_ = 0;                     // of them, those of StartRevoke that are not quiet

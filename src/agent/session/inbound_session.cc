@@ -18,12 +18,13 @@ KvLeases::Reader InboundSession::reader() const {
 
 void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message) {
   if (link.closing) return;
+  if (link.handshake != nullptr) return OnHandshake(link, message);
   link.heard = runtime_->now;
   auto envelope = DecodeEnvelope(message);
-  if (!envelope.ok()) return CloseDamaged(link, envelope.status());
-  if (envelope->type == FrameType::kHello) return OnHello(link, *envelope);
-  if (link.session == nullptr) {
-    return CloseDamaged(link, absl::InvalidArgumentError("a frame came before the hello"));
+  if (!envelope.ok()) return CloseLink(link, envelope.status());
+  if (envelope->type == FrameType::kHello || envelope->type == FrameType::kKey ||
+      envelope->type == FrameType::kProof) {
+    return CloseLink(link, absl::InvalidArgumentError("a second hello, key or proof"));
   }
   InboundSession& session = *link.session;
   if (session.over()) return;

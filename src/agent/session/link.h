@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "src/core/base/clock.h"
 #include "src/core/plan/path_choice.h"
 #include "src/core/plan/rail_picker.h"
+#include "src/core/protocol/handshake.h"
 #include "src/core/protocol/rail_fences.h"
 #include "src/core/protocol/session.h"
 
@@ -34,7 +36,7 @@ class LinkUser {
 
 class Link : public EndpointUser {
  public:
-  enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
+  enum class State : uint8_t { kConnecting, kProving, kHello, kUp, kClosing };
 
   Link(LinkUser* user, uint64_t link_number, size_t backend_index, PathMeasure* path_measure,
        std::unique_ptr<Endpoint> link_endpoint)
@@ -61,7 +63,8 @@ class Link : public EndpointUser {
   const size_t backend;
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
-  HelloAnswer answer{};  // in kHello: what the target has said so far
+  std::optional<Handshake> handshake{};  // in kProving: nobody has proved to be the peer yet
+  HelloAnswer answer{};                  // in kHello: what the target has said so far
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.

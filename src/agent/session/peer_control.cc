@@ -14,6 +14,7 @@ namespace kvxfer {
 
 void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   if (link.state == Link::State::kClosing) return;
+  if (link.state == Link::State::kProving) return OnProving(link, message);
   auto envelope = DecodeEnvelope(message);
   if (!envelope.ok()) return ProtocolError(link, envelope.status());
   if (link.was_up) {

@@ -64,7 +64,7 @@ absl::Status Session::OnPage(HelloAnswer& answer, const RegionsFrame& page) cons
   return answer.OnPage(page, target_.incarnation);
 }
 
-Session::Refusal Session::OnRefuse(const RefuseFrame& refuse) const {
+Session::Refusal Session::OnRefuse(const RefuseFrame& refuse, bool proved) const {
   const std::string refused =
       absl::StrCat("peer ", target_.name, " refused: ", Printable(refuse.text, kMaxPeerTextBytes));
   switch (refuse.reason) {
@@ -73,14 +73,14 @@ Session::Refusal Session::OnRefuse(const RefuseFrame& refuse) const {
                   absl::StrCat("peer ", target_.name, " restarted: its metadata is of incarnation ",
                                target_.incarnation.ToString(), ", at its address is now ",
                                refuse.target.ToString(), "; add the new metadata")),
-              .gone = true};
+              .restarted = true};
     case RefuseReason::kVersion:
     case RefuseReason::kAuth:
     case RefuseReason::kNotProved:
     default:  // of a later version
       return {.why = absl::FailedPreconditionError(refused)};
     case RefuseReason::kSession:
-      return {.why = absl::UnavailableError(refused), .again = true, .forgotten = true};
+      return {.why = absl::UnavailableError(refused), .again = true, .forgotten = proved};
     case RefuseReason::kClosing:
       break;
   }

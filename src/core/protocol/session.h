@@ -105,9 +105,10 @@ class Session {
     // The session is to be renewed. What was posted since its last connection was lost goes on in
     // the next one.
     bool forgotten = false;
-    bool gone = false;  // the target's incarnation is dead
+    bool restarted = false;  // another incarnation says that it is at the target's address
   };
-  Refusal OnRefuse(const RefuseFrame& refuse) const;
+  // `proved`: the target itself refuses. Otherwise anybody may, and can only deny service.
+  Refusal OnRefuse(const RefuseFrame& refuse, bool proved) const;
 
   // --- connections come and go ---
   // The answer to the hello of one is complete. `first`: no other is up.

@@ -192,7 +192,7 @@ TEST(SessionTest, WhatEachRefusalMeans) {
   struct Case {
     RefuseReason reason;
     absl::StatusCode code;
-    bool again, forgotten, gone;
+    bool again, forgotten, restarted;
   };
   const Case cases[] = {
       {RefuseReason::kVersion, absl::StatusCode::kFailedPrecondition, false, false, false},
@@ -200,15 +200,17 @@ TEST(SessionTest, WhatEachRefusalMeans) {
       {RefuseReason::kIncarnation, absl::StatusCode::kFailedPrecondition, false, false, true},
       {RefuseReason::kSession, absl::StatusCode::kUnavailable, true, true, false},
       {RefuseReason::kClosing, absl::StatusCode::kUnavailable, true, false, false},
+      {RefuseReason::kNotProved, absl::StatusCode::kFailedPrecondition, false, false, false},
+      {RefuseReason{99}, absl::StatusCode::kFailedPrecondition, false, false, false},
   };
-  for (const auto& [reason, code, again, forgotten, gone] : cases) {
+  for (const auto& [reason, code, again, forgotten, restarted] : cases) {
     const Session session = Made();
     const auto refusal =
-        session.OnRefuse({.reason = reason, .target = Life(9), .text = "not\nyou"});
+        session.OnRefuse({.reason = reason, .target = Life(9), .text = "not\nyou"}, true);
     EXPECT_EQ(refusal.again, again);
     EXPECT_EQ(refusal.forgotten, forgotten);
-    EXPECT_EQ(refusal.gone, gone);
-    if (gone) {
+    EXPECT_EQ(refusal.restarted, restarted);
+    if (restarted) {
       EXPECT_TRUE(Fails(refusal.why, code,
                         {"peer decode-0 restarted", kThere.ToString().c_str(),
                          Life(9).ToString().c_str(), "add the new metadata"}));
@@ -217,6 +219,14 @@ TEST(SessionTest, WhatEachRefusalMeans) {
     EXPECT_TRUE(Fails(refusal.why, code, {"peer decode-0 refused: not"}));
     // It is the peer's text: no line of a log ends in it.
     EXPECT_EQ(refusal.why.message().find('\n'), absl::string_view::npos);
+  }
+}
+
+TEST(SessionTest, OnlyTheTargetItselfForgetsASession) {
+  for (const bool proved : {false, true}) {
+    const auto refusal = Made().OnRefuse({.reason = RefuseReason::kSession}, proved);
+    EXPECT_EQ(refusal.forgotten, proved);
+    EXPECT_TRUE(refusal.again);
   }
 }
 
