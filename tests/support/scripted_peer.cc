@@ -120,9 +120,8 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
   AgentMetadata metadata{.name = name,
                          .incarnation = peer->self_,
                          .min_version = kMinProtocolVersion,
-                         .max_version = kMaxProtocolVersion,
-                         .host = peer->party_->host()};
-  metadata.backends.push_back({backend, peer->party_->backend().Describe().address});
+                         .max_version = kMaxProtocolVersion};
+  peer->Serve(metadata);
   for (const RemoteRegion& region : regions) {
     metadata.regions.push_back({.region = region, .keys = {}, .staging = region.id == staging});
     metadata.last_region = static_cast<uint32_t>(region.id);
@@ -132,20 +131,31 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
   return peer;
 }
 
-bool ScriptedPeer::Prove() {
+void ScriptedPeer::Serve(AgentMetadata& metadata) const {
+  metadata.host = party_->host();
+  metadata.backends = {
+      {std::string(party_->backend().name()), party_->backend().Describe().address}};
+}
+
+bool ScriptedPeer::ProveAs(const Incarnation& claimed) {
   if (!Until(
           [&] { return !Heard(FrameType::kHello).empty() && !Heard(FrameType::kKey).empty(); })) {
     return false;
   }
-  Handshake handshake = Handshake::Accepting(NewSide());
+  Handshake::Side side = NewSide();
+  side.incarnation = claimed;
+  Handshake& handshake = handshake_.emplace(Handshake::Accepting(std::move(side)));
   const auto take = [&](FrameType type) {
     return handshake.Take(std::as_bytes(std::span(Messages(type).front())));
   };
   if (!take(FrameType::kHello).ok()) return false;
   const auto key = take(FrameType::kKey);
-  return key.ok() && Send(*key) &&
-         Until([&] { return !Heard(FrameType::kProof).empty() || down(); }) && !down() &&
-         take(FrameType::kProof).ok();
+  return key.ok() && Send(*key);
+}
+
+bool ScriptedPeer::Proved() {
+  return Until([&] { return !Heard(FrameType::kProof).empty() || down(); }) && !down() &&
+         handshake_->Take(std::as_bytes(std::span(Messages(FrameType::kProof).front()))).ok();
 }
 
 bool ScriptedPeer::Answer(uint32_t last_region) {

@@ -15,6 +15,7 @@
 #include "kvxfer/agent.h"
 #include "src/core/base/signing_key.h"
 #include "src/core/protocol/handshake.h"
+#include "src/core/protocol/metadata.h"
 #include "src/core/protocol/wire_format.h"
 #include "tests/support/backend_pair.h"
 
@@ -28,6 +29,8 @@ class ScriptedPeer {
   // Connected to nobody yet.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Stranger(
       const std::string& name, const std::string& backend = "loopback");
+  // `metadata` says that its agent is where this peer is.
+  void Serve(AgentMetadata& metadata) const;
   // As a target: `agent` knows it as `name`, with `regions`, of which `staging` holds the slots
   // that it lends; Accept answers its hello.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Target(
@@ -36,7 +39,9 @@ class ScriptedPeer {
   // `last_region`: the agent waits for pages of the regions up to it.
   bool Accept(uint32_t last_region = 0) { return Prove() && Answer(last_region); }
   // The two halves of Accept: answers the hello with a key, and hears the proof; says hello-ack.
-  bool Prove();
+  bool Prove() { return ProveAs(self_) && Proved(); }
+  // Answers the hello of somebody who dials `claimed`, with this peer's own key.
+  bool ProveAs(const Incarnation& claimed);
   bool Answer(uint32_t last_region = 0);
 
   // Connects once more, proves itself and says hello for the same session, or, where `oldest_kept`
@@ -76,11 +81,13 @@ class ScriptedPeer {
  private:
   explicit ScriptedPeer(SigningKey key);
   Handshake::Side NewSide() const;
+  bool Proved();  // the rest of Prove
 
   std::unique_ptr<Party> party_;
   std::string name_;
   const SigningKey key_;
   const Incarnation self_;
+  std::optional<Handshake> handshake_{};  // of ProveAs
   uint64_t session_ = 6;
   uint64_t sequence_ = 0;  // of the last numbered frame of the session
 };

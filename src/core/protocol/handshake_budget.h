@@ -7,7 +7,6 @@
 #ifndef KVXFER_CORE_PROTOCOL_HANDSHAKE_BUDGET_H_
 #define KVXFER_CORE_PROTOCOL_HANDSHAKE_BUDGET_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "src/core/base/clock.h"
@@ -22,16 +21,9 @@ class HandshakeBudget {
   explicit HandshakeBudget(Time now) : full_at_(now) {}
 
   // False: none may begin now.
-  bool Take(Time now) {
-    const Time full_at = std::max(full_at_, now) + kEach;
-    if (full_at > now + kBurst * kEach) return false;
-    full_at_ = full_at;
-    return true;
-  }
+  bool Take(Time now);
 
  private:
-  static constexpr Duration kEach = Duration(std::chrono::seconds(1)) / kPerSecond;
-
   Time full_at_;  // when a whole burst may be taken again
 };
 
