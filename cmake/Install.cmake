@@ -20,7 +20,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvxferConfig.cmake
   cmake/kvxferBackendPlugin.cmake DESTINATION ${package_dir})
 
 # A static library's own needs are its user's; a shared one brings them along.
-set(KVXFER_PC_PRIVATE "absl_strings fmt protobuf-lite")
+set(KVXFER_PC_PRIVATE "absl_strings fmt protobuf-lite libcrypto")
 set(KVXFER_PC_REQUIRES "absl_status absl_statusor")
 if(NOT BUILD_SHARED_LIBS)
   string(APPEND KVXFER_PC_REQUIRES " ${KVXFER_PC_PRIVATE}")

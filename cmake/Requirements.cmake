@@ -75,6 +75,8 @@ macro(kvxfer_require_libraries)
     list(APPEND kvxfer_missing "protoc (protobuf-compiler)")
   endif()
   kvxfer_need_package(spdlog libspdlog-dev CONFIG)
+  # For keys and signatures; nothing of TLS.
+  kvxfer_need_package(OpenSSL libssl-dev 3.0 COMPONENTS Crypto)
   kvxfer_need_package(Threads libc6-dev)
   kvxfer_need_package(PkgConfig pkg-config)
   # Only the header: the library is loaded at run time, where it is there.

@@ -128,6 +128,9 @@ struct Op {
 // completions, Poll only returns them.
 inline constexpr size_t kInlineCopyBytes = 64 * 1024;
 
+// The longest message that a backend takes from a peer that is not authorised.
+inline constexpr size_t kMaxFirstMessageBytes = 16 * 1024;
+
 class Endpoint;
 
 enum class EventKind : uint8_t {
@@ -198,7 +201,8 @@ class Endpoint {
   virtual EndpointInfo Describe() const = 0;
 
   // Accepted endpoints only. Before this call the backend neither writes nor reads memory for the
-  // peer.
+  // peer, which may be anybody, and a message of the peer beyond kMaxFirstMessageBytes ends the
+  // endpoint.
   virtual void Authorize() = 0;
 
   // False: no space now, which is the back-pressure; try again after the next Poll. Never blocks.

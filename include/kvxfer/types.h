@@ -53,7 +53,8 @@ constexpr bool Allows(Access granted, Access wanted) {
          static_cast<uint8_t>(wanted);
 }
 
-// 128 random bits that identify one run of one agent. Everything that a peer knows about an agent
+// 128 bits that identify one run of one agent: the hash of a public key that the agent makes at its
+// start, and proves on every connection. Everything that a peer knows about an agent
 // (metadata, rkeys, transfers, notifications) belongs to one incarnation and is invalid for the
 // next.
 struct Incarnation {

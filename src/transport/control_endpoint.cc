@@ -32,6 +32,7 @@ ControlEndpoint::ControlEndpoint(EndpointHub* hub, Fd control, std::string from)
       from_(std::move(from)),
       up_by_(Now() + std::max<Duration>(hub->settings().connect_timeout, kJoinTimeout)) {
   control_.Adopt(std::move(control));
+  control_.LimitFrames(kMaxFirstMessageBytes);
 }
 
 ControlEndpoint::~ControlEndpoint() {

@@ -109,6 +109,8 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   std::string Name() const { return dialler_ ? dialler_->address().ToString() : from_; }
   // "verbs peer 10.0.0.2:7471".
   std::string Where() const;
+  // Accepting side: the agent has authorised the endpoint.
+  void OnAuthorized() { control_.LimitFrames(SIZE_MAX); }
   bool greeting() const { return state_ == State::kGreeting; }
   // Connecting side.
   const Dialler& dialler() const { return *dialler_; }

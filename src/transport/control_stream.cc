@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace kvxfer::net {
 namespace {
 
@@ -101,10 +103,19 @@ std::span<const std::byte> ControlStream::buffered() const {
   return std::span(in_).subspan(begin_, end_ - begin_);
 }
 
+absl::StatusOr<ControlHead> ControlStream::Head() const {
+  absl::StatusOr<ControlHead> head = DecodeControlHead(buffered().first<kControlHeadBytes>());
+  if (head.ok() && head->bytes > max_frame_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame of ", head->bytes, " bytes before it was authorised"));
+  }
+  return head;
+}
+
 size_t ControlStream::BytesMissing() const {
   const std::span<const std::byte> have = buffered();
   if (have.size() < kControlHeadBytes) return kControlHeadBytes - have.size();
-  absl::StatusOr<ControlHead> head = DecodeControlHead(have.first<kControlHeadBytes>());
+  const absl::StatusOr<ControlHead> head = Head();
   // A damaged head counts as complete: Front then reports the error.
   if (!head.ok()) return 0;
   const size_t whole = kControlHeadBytes + head->bytes;
@@ -135,7 +146,7 @@ absl::StatusOr<bool> ControlStream::Fill() {
 absl::StatusOr<std::optional<ControlStream::Frame>> ControlStream::Front() const {
   const std::span<const std::byte> have = buffered();
   if (have.size() < kControlHeadBytes) return std::nullopt;
-  absl::StatusOr<ControlHead> head = DecodeControlHead(have.first<kControlHeadBytes>());
+  const absl::StatusOr<ControlHead> head = Head();
   if (!head.ok()) return head.status();
   if (have.size() - kControlHeadBytes < head->bytes) return std::nullopt;
   return Frame{.kind = head->kind, .payload = have.subspan(kControlHeadBytes, head->bytes)};

@@ -6,6 +6,7 @@
 #define KVXFER_TRANSPORT_CONTROL_STREAM_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -54,6 +55,8 @@ class ControlStream final : public Stream {
   std::string TakeQueued();
 
   // --- receiving ---
+  // A frame of more bytes is an error, whatever DecodeControlHead takes: of it nothing is kept.
+  void LimitFrames(size_t bytes) { max_frame_ = bytes; }
   // Reads once. False: nothing there. Invalidates the payloads of earlier frames.
   absl::StatusOr<bool> Fill();
   std::span<const std::byte> buffered() const;
@@ -66,12 +69,15 @@ class ControlStream final : public Stream {
 
  private:
   size_t BytesMissing() const;
+  // Of the first frame, if that much is there.
+  absl::StatusOr<ControlHead> Head() const;
 
   std::string out_;
   size_t sent_ = 0;  // bytes of out_ that were sent
   std::vector<std::byte> in_;
   size_t begin_ = 0;
   size_t end_ = 0;
+  size_t max_frame_ = SIZE_MAX;
 };
 
 }  // namespace kvxfer::net

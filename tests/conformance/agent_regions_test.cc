@@ -234,36 +234,5 @@ std::vector<Flavour> Few() {
 }
 INSTANTIATE_TEST_SUITE_P(All, AgentRegions, ::testing::ValuesIn(Few()), FlavourName);
 
-// A peer of an earlier version can be told of no more than one message lists.
-TEST(AgentRegionsOfOldPeers, AreToldInOneMessageOrRefused) {
-  AgentOptions options{.name = "many", .backends = {"loopback"}};
-  ASSERT_OK_AND_ASSIGN(const auto agent, Agent::Create(options));
-  std::vector<std::byte> memory(kMaxListedRegions + 1);
-  const auto add = [&](size_t i) {
-    return agent->RegisterMemory({.data = &memory[i], .bytes = 1}, Access::kReadWrite);
-  };
-  for (size_t i = 0; i < kMaxListedRegions; ++i) ASSERT_OK(add(i));
-  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent, "old"));
-  peer->Drop();
-  ASSERT_TRUE(peer->Hello(*agent, 1, kPageVersion - 1));
-  ASSERT_EQ(peer->Heard(FrameType::kHelloAck).size(), 1u);
-  const std::string body = peer->Heard(FrameType::kHelloAck)[0];
-  ASSERT_OK_AND_ASSIGN(const HelloAckFrame ack,
-                       Decode<HelloAckFrame>(std::as_bytes(std::span(body))));
-  EXPECT_EQ(ack.live_regions.size(), kMaxListedRegions);
-  peer->Drop();
-  ASSERT_OK(add(kMaxListedRegions));
-  ASSERT_TRUE(peer->Hello(*agent, 1, kPageVersion - 1));
-  ASSERT_EQ(peer->Heard(FrameType::kRefuse).size(), 1u);
-  const std::string no = peer->Heard(FrameType::kRefuse)[0];
-  ASSERT_OK_AND_ASSIGN(const RefuseFrame refuse, Decode<RefuseFrame>(std::as_bytes(std::span(no))));
-  EXPECT_EQ(refuse.reason, RefuseReason::kVersion);
-  EXPECT_NE(refuse.text.find("30001 regions"), std::string::npos) << refuse.text;
-  EXPECT_NE(refuse.text.find("update kvxfer at old"), std::string::npos) << refuse.text;
-  peer->Drop();
-  EXPECT_TRUE(peer->Hello(*agent, 1));
-  EXPECT_EQ(peer->Heard(FrameType::kHelloAck).size(), 1u);
-}
-
 }  // namespace
 }  // namespace kvxfer::testing

@@ -84,6 +84,27 @@ void BackendConformance::ExpectRefused(OpKind kind, const Claim& region, uint64_
   }
 }
 
+// What somebody may make this side hold who has not proved who it is.
+TEST_P(BackendConformance, MessagesBeforeItIsAuthorisedAreShort) {
+  ASSERT_NO_FATAL_FAILURE(Start(kSpanBytes, /*authorize=*/false));
+  const std::string longest(kMaxFirstMessageBytes, 'a');
+  const auto send = [&](const std::string& message) {
+    return pair_->Until([&] { return out().down || out().Send(message); });
+  };
+  ASSERT_TRUE(send(longest));
+  ASSERT_TRUE(pair_->Until([&] { return !in().messages.empty() || in().down; }));
+  ASSERT_EQ(in().messages.size(), 1u);
+  EXPECT_EQ(in().messages.front(), longest);
+  // Within one process nobody else comes.
+  if (const auto inner = GetParam().inner();
+      inner == "loopback" || inner == "wrapped" || inner == "direct") {
+    return;
+  }
+  ASSERT_TRUE(send(longest + "b"));
+  EXPECT_TRUE(pair_->Until([&] { return in().down && out().down; }));
+  EXPECT_EQ(in().messages.size(), 1u);
+}
+
 namespace {
 
 TEST_P(BackendConformance, ImpossibleOpsEndWithAnError) {

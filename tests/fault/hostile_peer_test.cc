@@ -238,21 +238,21 @@ TEST_F(HostilePeer, AllSlotsTakenAndGivenBack) {
 
 class HostileTarget : public HostilePeer {
  protected:
-  // A target that has come to know of the agent, with a notification posted to it, and has not
-  // answered its hello.
+  // A target that has come to know of the agent, with a notification posted to it, has proved
+  // itself, and has not answered its hello.
   std::unique_ptr<ScriptedPeer> Asked() {
     auto peer = ScriptedPeer::Target(*agent_, "hostile", {});
     EXPECT_OK(peer);
     auto posted = agent_->Notify("hostile", "x", Unhurried());
     EXPECT_OK(posted);
     transfer_ = *std::move(posted);
-    EXPECT_TRUE((*peer)->Until([&] { return !(*peer)->Heard(FrameType::kHello).empty(); }));
+    EXPECT_TRUE((*peer)->Prove());
     return *std::move(peer);
   }
   // One that has answered it.
   std::unique_ptr<ScriptedPeer> Answered() {
     auto peer = Asked();
-    EXPECT_TRUE(peer->Accept());
+    EXPECT_TRUE(peer->Answer());
     return peer;
   }
   void ExpectFailed() {
@@ -385,8 +385,8 @@ TEST_F(HostileTarget, PagesOfAnotherIncarnation) {
 
 TEST_F(HostileTarget, AHelloAnsweredTwice) {
   const auto peer = Asked();
-  ASSERT_TRUE(peer->Accept(kMaxProtocolVersion, 7));
-  ASSERT_TRUE(peer->Accept(kMaxProtocolVersion, 7));
+  ASSERT_TRUE(peer->Answer(7));
+  ASSERT_TRUE(peer->Answer(7));
   EXPECT_TRUE(peer->UntilDown());
   ExpectFailed();
 }
@@ -394,7 +394,7 @@ TEST_F(HostileTarget, AHelloAnsweredTwice) {
 // Nothing is sent to it before it has said of all of its regions whether they live.
 TEST_F(HostileTarget, APageThatNeverComes) {
   const auto peer = Asked();
-  ASSERT_TRUE(peer->Accept(kMaxProtocolVersion, 9));
+  ASSERT_TRUE(peer->Answer(9));
   const auto say = [&](uint32_t first, uint32_t last) {
     const RegionsFrame page{.target = peer->self(), .first = first, .last = last};
     ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRegions, 0, 0, page)));
@@ -492,32 +492,6 @@ TEST_F(HostileTarget, ARailThatItNeverFences) {
   EXPECT_TRUE(rail.peer->UntilDown());
   EXPECT_TRUE(Fails(rail.write.Wait(kAmple), absl::StatusCode::kUnavailable,
                     {"did not make rail 0 quiet", "injected failure"}));
-}
-
-// Not hostile, only older: it is told nothing of rails, and loses the connection instead.
-TEST_F(HostileTarget, AnOlderPeerIsNotAskedToFenceARail) {
-  AgentOptions options{.name = "newer", .backends = {"faulty:loopback"}};
-  options.backend["faulty"] = WriteOptions(
-      faulty::FaultOptions{.rail_down_probability = 1, .rail_down_for = std::chrono::hours(1)});
-  ASSERT_OK_AND_ASSIGN(Node node, Node::Create(options, MemoryType::kAttached, 4096));
-  const RemoteRegion region{
-      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = 4096, .access = Access::kReadWrite};
-  ASSERT_OK_AND_ASSIGN(const auto peer,
-                       ScriptedPeer::Target(*node.agent, "older", {region}, "faulty:loopback"));
-  const Descriptor local{node.memory.address(), 4096};
-  const Descriptor remote{4096, 4096};
-  ASSERT_OK_AND_ASSIGN(
-      const Transfer write,
-      node.agent->Write(
-          "older", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
-          Unhurried()));
-  ASSERT_TRUE(peer->Accept(kRailVersion - 1));
-  ASSERT_TRUE(
-      peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = {.first = 0, .count = 64}})));
-  EXPECT_TRUE(peer->UntilDown());
-  EXPECT_TRUE(Fails(write.Wait(kAmple), absl::StatusCode::kUnavailable, {"older", "rail"}));
-  EXPECT_TRUE(peer->Heard(FrameType::kFenceRail).empty());
-  EXPECT_TRUE(peer->Heard(FrameType::kDiscard).empty());
 }
 
 TEST_F(HostileTarget, AnswersToWhatNobodySent) {

@@ -1,4 +1,4 @@
-// Readers under leases that are older than this version, or ask for more than they may.
+// Readers under leases that ask for more than they may.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -46,22 +46,6 @@ class LeasePeers : public ::testing::Test {
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<ScriptedPeer> peer_;
 };
-
-TEST_F(LeasePeers, OfVersion5IsAnsweredByAVerdict) {
-  peer_->Drop();
-  ASSERT_TRUE(Eventually(kAmple, [&] { return peer_->Hello(*agent_, 0, kLeaseVersion - 1); }));
-  const FetchBeginFrame begin{.transfer = 3, .lease = "a", .blocks_hash = 1, .within_nanos = 1};
-  ASSERT_TRUE(peer_->Say(FrameType::kFetchBegin, Encode(begin)));
-  ASSERT_TRUE(peer_->Say(FrameType::kFetchEnd,
-                         Encode(FetchEndFrame{.transfer = 3, .lease = "a", .readers = 1})));
-  ASSERT_TRUE(peer_->Until([&] { return peer_->Heard(FrameType::kKvAnswer).size() == 2; }));
-  for (const auto& answer : Heard<KvAnswerFrame>(FrameType::kKvAnswer)) {
-    EXPECT_EQ(answer.transfer, 3u);
-    EXPECT_FALSE(answer.good);
-    EXPECT_NE(answer.why.find("never granted"), std::string::npos) << answer.why;
-  }
-  EXPECT_TRUE(peer_->Heard(FrameType::kLeaseAnswer).empty());
-}
 
 TEST_F(LeasePeers, AsManyWaitAsMay) {
   constexpr uint64_t kMost = LeaseWaiters::kMaxOfReader;

@@ -78,8 +78,8 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
     case FrameType::kFenceRail:
     case FrameType::kRailFenced:
       return BodyHolds<RailFrame>(body);
-    case FrameType::kFetchBegin:
-      return BodyHolds<FetchBeginFrame>(body);
+    case FrameType::kRetired:
+      return true;
     case FrameType::kFetchEnd:
       return BodyHolds<FetchEndFrame>(body);
     case FrameType::kKvAnswer:
@@ -102,6 +102,10 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<LeaseReadFrame>(body);
     case FrameType::kLeaseAnswer:
       return BodyHolds<LeaseAnswerFrame>(body);
+    case FrameType::kKey:
+      return BodyHolds<KeyFrame>(body);
+    case FrameType::kProof:
+      return BodyHolds<ProofFrame>(body);
   }
   return false;
 }

@@ -10,6 +10,8 @@ table=src/core/protocol/slot_table.cc
 channel=src/core/protocol/reliable_channel.cc
 rails=src/core/protocol/rail_fences.cc
 tracks=src/core/protocol/send_tracker.cc
+handshake=src/core/protocol/handshake.cc
+budget=src/core/protocol/handshake_budget.cc
 ends=src/core/protocol/send_tracker_end.cc
 session=src/core/protocol/session.cc
 table_of_session=src/core/protocol/session.h
@@ -137,8 +139,6 @@ mutant "a rail is fenced that was not to be" $rails \
 mutant "the backend brings up a rail that it was not asked to build" $rails \
   'if (Apply(rail, Event::kUp)) return true;' \
   'if (Apply(rail, Event::kUp) || rails_[rail].state == State::kFencing) return true;'
-mutant "a target that knows no fences of rails is asked for one" $rails \
-  'if (target_fences_) return rail;' 'return rail;'
 mutant "the timer of one rail hides that of another" $rails \
   'next = std::min(next, Limit(rail));' 'next = Limit(rail);'
 
@@ -256,19 +256,15 @@ mutant "session: another incarnation may answer the hello" $session \
 mutant "session: a hello has two answers" $session \
   '  if (answered_) return absl' '  if (answered_ && due_ > 9) return absl'
 mutant "session: pages of regions are not waited for" $session \
-  '  if (pages) due_ = ack.last_region;' ''
-mutant "session: pages are waited for that no target of the version sends" $session \
-  '  if (pages) due_' '  due_'
+  '  due_ = ack.last_region;' ''
+mutant "session: the answer has a version that nobody offered" $session \
+  '  if (ack.version < kMinProtocolVersion || ' '  if ('
 mutant "session: pages of another incarnation count" $session \
   'if (page.target != target) return' 'if (page.target.IsZero()) return'
 mutant "session: a page counts one region too few" $session \
   'page.last} - page.first + 1;' 'page.last} - page.first;'
 mutant "session: up before the answer to the hello" $table_of_session \
   'return answered_ && listed_' 'return listed_'
-mutant "session: a target of the first version takes piggybacked messages" $session \
-  'ack.version >= kPiggybackVersion' 'ack.version >= kMinProtocolVersion'
-mutant "session: an older target fences rails" $session \
-  'ack.version >= kRailVersion' 'ack.version + 1 >= kRailVersion'
 mutant "session: a new session asks to go on with an old one" $session \
   'known ? channel_.oldest_kept() : 0' 'channel_.oldest_kept()'
 mutant "session: a session that is known begins anew at the target" $session \
@@ -308,11 +304,80 @@ mutant "session: a renewed session is still known" $table_of_session \
 mutant "session: what was posted with the loss belongs to the next" $table_of_session \
   'return posted <= unlinked_;' 'return posted < unlinked_;'
 mutant "session: a target that forgot the session is not asked again soon" $session \
-  '.again = true, .forgotten = true' '.forgotten = true'
+  '.again = true, .forgotten = proved' '.forgotten = proved'
+mutant "session: a stranger makes the session forgotten" $session \
+  '.again = true, .forgotten = proved' '.again = true, .forgotten = true'
 mutant "session: a target that closes has forgotten the session" $session \
   '.again = true};' '.again = true, .forgotten = true};'
-mutant "session: a restarted target is not known to be dead" $session \
-  '              .gone = true};' '              };'
+mutant "session: a restarted target is not known to be another" $session \
+  '              .restarted = true};' '              };'
+
+mutant "handshake: the proof is not verified" $handshake \
+  'if (!Verify(dialled_.key, Signed(Role::kDials), proof->signature)) {' 'if (dialled_.link == 0) {'
+mutant "handshake: the signature of the side that accepts is not verified" $handshake \
+  'if (!Verify(accepted_.key, Signed(Role::kAccepts), signature)) {' 'if (accepted_.link != 0) {'
+mutant "handshake: anybody dials with a key of its own" $handshake \
+  'if (auto status = CheckOwner(dialled_.key, hello_.initiator); !status.ok()) return status;' ''
+mutant "handshake: anybody answers with a key of its own" $handshake \
+  'if (auto status = CheckOwner(accepted_.key, hello_.target); !status.ok()) return status;' ''
+mutant "handshake: half of an incarnation is compared" $handshake \
+  'if (*owner == said) return' 'if (owner->bytes[0] % 2 == said.bytes[0] % 2) return'
+mutant "handshake: a signature stands for both roles" $handshake \
+  'covered.Int("role", static_cast<uint8_t>(role));' \
+  'covered.Int("role", static_cast<uint8_t>(role == Role::kDials ? 1 : 1));'
+mutant "handshake: the hello is not signed" $handshake '  add(hello_message_);' ''
+mutant "handshake: the envelope of the hello is not signed" $handshake \
+  '  add(hello_message_);' '  add(std::string_view(hello_message_).substr(kEnvelopeBytes));'
+mutant "handshake: the nonce of the side that dials is not signed" $handshake \
+  '  add(Encode(dialled_));' '  add(Encode(KeyFrame{.link = dialled_.link, .key = dialled_.key}));'
+mutant "handshake: the nonce of the side that accepts is not signed" $handshake \
+  '  add(Encode(accepted_));' '  add(Encode(KeyFrame{.key = accepted_.key}));'
+mutant "handshake: the number of the link is not signed" $handshake \
+  '  add(Encode(dialled_));' '  add(Encode(KeyFrame{.key = dialled_.key, .nonce = dialled_.nonce}));'
+mutant "handshake: the backend is not signed" $handshake '  add(side_.backend);' ''
+mutant "handshake: the binding is not signed" $handshake '  add(side_.binding);' ''
+mutant "handshake: parts are signed without their lengths" $handshake \
+  'covered.Text("part", part, 0, 0);' 'covered.Put(part.data(), part.size());'
+mutant "handshake: a proof comes before the key" $handshake \
+  '{State::kAnswered, FrameType::kProof, State::kProved}' \
+  '{State::kHasHello, FrameType::kProof, State::kProved}'
+mutant "handshake: the key comes twice" $handshake \
+  'state_ = step->to;
+  return state_ == State::kAnswered' 'if (envelope.type != FrameType::kKey || state_ != State::kOpen) state_ = step->to;
+  return state_ == State::kAnswered'
+mutant "handshake: it goes on after a failure" $handshake \
+  'if (!answer.ok()) state_ = State::kFailed;' ''
+mutant "handshake: a hello of any length" $handshake \
+  'if (message.size() > kMaxMessageBytes) {' 'if (message.size() > 8 * kMaxMessageBytes) {'
+mutant "handshake: a key may have a number" $handshake \
+  'if (envelope.sequence != 0 || (' 'if ((envelope.sequence != 0 && envelope.ack != 0) || ('
+mutant "handshake: a key may acknowledge" $handshake \
+  'envelope.type != FrameType::kHello && envelope.ack != 0' 'envelope.type == FrameType::kProof && envelope.ack != 0'
+mutant "handshake: an older version is taken" $handshake \
+  'CommonVersion(hello_.min_version, hello_.max_version, kMinProtocolVersion,' \
+  'CommonVersion(hello_.min_version, hello_.max_version, 1,'
+mutant "handshake: a hello for another incarnation is taken" $handshake \
+  'if (hello_.target != side_.incarnation) {' 'if (hello_.target.IsZero()) {'
+mutant "handshake: an agent connects to itself" $handshake \
+  'if (hello_.initiator == side_.incarnation) {' 'if (hello_.initiator.IsZero()) {'
+mutant "handshake: a method of authentication that nobody knows" $handshake \
+  'if (std::ranges::find(hello_.auth, AuthMethod::kNone) == hello_.auth.end()) {' \
+  'if (hello_.auth.empty()) {'
+mutant "handshake: a key of the wrong side is taken" $handshake \
+  'if (key->link == 0 || !key->signature.empty()) {' 'if (key->link == 0) {'
+mutant "handshake: a link without a number" $handshake \
+  'if (key->link == 0 || !key->signature.empty()) {' 'if (!key->signature.empty()) {'
+mutant "handshake: the side that accepts numbers the link" $handshake \
+  'if (key->link != 0 || key->signature' 'if (key->signature'
+mutant "handshake budget: none" $budget \
+  'if (full_at > now + kBurst * kEach) return false;' ''
+mutant "handshake budget: what is refused costs budget" $budget \
+  'if (full_at > now + kBurst * kEach) return false;
+  full_at_ = full_at;
+  return true;' 'full_at_ = full_at;
+  return full_at <= now + kBurst * kEach;'
+mutant "handshake budget: it is saved for ever" $budget \
+  'std::max(full_at_, now) + kEach' 'full_at_ + kEach'
 mutant "an abort is answered by the first link that is quiet" $target \
   'if (!it->second.empty()) return absl::OkStatus();
   fencing_.erase(it);' 'fencing_.erase(it);'

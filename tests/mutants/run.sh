@@ -14,14 +14,14 @@ only=${1:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 flags="-std=c++20 -O1 -I$work/include -I$work -I$root/include -I$root"
-libs="$(pkg-config --libs absl_status absl_statusor absl_strings) -lgtest -lgtest_main -lxxhash -lpthread"
+libs="$(pkg-config --libs absl_status absl_statusor absl_strings libcrypto) -lgtest -lgtest_main -lxxhash -lpthread"
 compiler=${CXX:-g++}
 command -v ccache >/dev/null && compiler="ccache $compiler"
 linker=
 command -v mold >/dev/null && linker=-fuse-ld=mold
 
-units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker rail_fences send_tracker session target_session"
-sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) tests/support/scale.cc src/core/base/text.cc src/core/base/types.cc src/core/base/random.cc src/core/protocol/id_set.cc src/core/protocol/send_tracker_end.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
+units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker rail_fences send_tracker session handshake handshake_budget target_session"
+sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) tests/support/scale.cc src/core/base/text.cc src/core/base/types.cc src/core/base/random.cc src/core/base/signing_key.cc src/core/protocol/id_set.cc src/core/protocol/send_tracker_end.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
 for unit in $units; do sources+=" src/core/protocol/$unit.cc tests/unit/core/protocol/${unit}_test.cc"; done
 sources+=" tests/unit/core/protocol/arrival_tracker_exhaustive_test.cc tests/unit/core/protocol/arrival_tracker_random_test.cc"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/base/random.h"
 #include "src/core/protocol/metadata.h"
 #include "tests/support/agents.h"
 
@@ -21,21 +22,40 @@ absl::StatusOr<AgentMetadata> MetadataOf(const Agent& agent) {
 
 }  // namespace
 
+ScriptedPeer::ScriptedPeer(SigningKey key)
+    : key_(std::move(key)), self_(IncarnationOf(key_.public_key()).value_or(Incarnation{})) {}
+
+Handshake::Side ScriptedPeer::NewSide() const {
+  Handshake::Side side{
+      .key = &key_, .incarnation = self_, .backend = std::string(party_->backend().name())};
+  FillRandom(side.nonce);
+  return side;
+}
+
 absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Initiator(const Agent& agent,
                                                                       const std::string& name,
                                                                       const std::string& backend) {
-  auto party = Party::Make(Over(backend, name), name);
-  if (!party.ok()) return party.status();
-  std::unique_ptr<ScriptedPeer> peer(new ScriptedPeer);
-  peer->party_ = *std::move(party);
-  peer->name_ = name;
-  if (!peer->Hello(agent, 0) || peer->Heard(FrameType::kHelloAck).empty()) {
+  auto peer = Stranger(name, backend);
+  if (!peer.ok()) return peer.status();
+  if (!(*peer)->Hello(agent, 0) || (*peer)->Heard(FrameType::kHelloAck).empty()) {
     return absl::UnavailableError("the hello was not answered");
   }
   return peer;
 }
 
-bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept, uint16_t version) {
+absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Stranger(const std::string& name,
+                                                                     const std::string& backend) {
+  auto party = Party::Make(Over(backend, name), name);
+  if (!party.ok()) return party.status();
+  auto key = SigningKey::Generate();
+  if (!key.ok()) return key.status();
+  std::unique_ptr<ScriptedPeer> peer(new ScriptedPeer(*std::move(key)));
+  peer->party_ = *std::move(party);
+  peer->name_ = name;
+  return peer;
+}
+
+bool ScriptedPeer::Dial(const Agent& agent) {
   const absl::StatusOr<AgentMetadata> metadata = MetadataOf(agent);
   if (!metadata.ok()) return false;
   const auto at = std::ranges::find_if(metadata->backends, [this](const auto& one) {
@@ -46,36 +66,62 @@ bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept, uint16_t vers
   if (!endpoint.ok()) return false;
   TestLink& link = *party_->links.emplace_back(std::make_unique<TestLink>());
   link.endpoint = *std::move(endpoint);
-  if (oldest_kept == 0) {
-    ++session_;
-    sequence_ = 0;
+  return Until([&] { return link.connected || link.down; }) && link.connected;
+}
+
+HelloFrame ScriptedPeer::NewHello(const Agent& agent) {
+  ++session_;
+  sequence_ = 0;
+  const absl::StatusOr<AgentMetadata> metadata = MetadataOf(agent);
+  return {.initiator = self_,
+          .target = metadata.ok() ? metadata->incarnation : Incarnation{},
+          .session = session_,
+          .name = name_};
+}
+
+Handshake ScriptedPeer::Dialling(const HelloFrame& hello) {
+  return Handshake::Dialling(NewSide(), party_->links.size(), hello, 0);
+}
+
+bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
+  if (!Dial(agent)) return false;
+  const uint64_t sequence = sequence_;
+  if (oldest_kept != 0) --session_;
+  HelloFrame hello = NewHello(agent);
+  if (oldest_kept != 0) sequence_ = sequence;
+  hello.oldest_kept = oldest_kept;
+  Handshake handshake = Dialling(hello);
+  const auto answered = [this](FrameType type) {
+    return Until([&] { return !Heard(type).empty() || Refused() || down(); });
+  };
+  if (!Send(handshake.HelloMessage()) || !Send(handshake.KeyMessage()) ||
+      !answered(FrameType::kKey)) {
+    return false;
   }
-  const HelloFrame hello{.max_version = version,
-                         .initiator = self_,
-                         .target = metadata->incarnation,
-                         .session = session_,
-                         .oldest_kept = oldest_kept,
-                         .name = name_};
-  return Until([&] { return link.connected; }) &&
-         Send(EncodeMessage(FrameType::kHello, 0, 0, Encode(hello))) && Until([&] {
-           return !Heard(FrameType::kHelloAck).empty() || !Heard(FrameType::kRefuse).empty();
-         });
+  if (Refused()) return true;
+  if (down()) return false;
+  const auto proof = handshake.Take(std::as_bytes(std::span(Messages(FrameType::kKey).front())));
+  return proof.ok() && Send(*proof) && answered(FrameType::kHelloAck) &&
+         (Refused() || !Heard(FrameType::kHelloAck).empty());
+}
+
+std::optional<RefuseFrame> ScriptedPeer::Refused() const {
+  const std::vector<std::string> bodies = Heard(FrameType::kRefuse);
+  if (bodies.empty()) return std::nullopt;
+  return Decode<RefuseFrame>(std::as_bytes(std::span(bodies.front()))).value_or(RefuseFrame{});
 }
 
 absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
     Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
     const std::string& backend, RegionId staging) {
-  auto party = Party::Make(Over(backend, name), name);
-  if (!party.ok()) return party.status();
-  std::unique_ptr<ScriptedPeer> peer(new ScriptedPeer);
-  peer->party_ = *std::move(party);
-  peer->name_ = name;
+  auto made = Stranger(name, backend);
+  if (!made.ok()) return made.status();
+  std::unique_ptr<ScriptedPeer> peer = *std::move(made);
   AgentMetadata metadata{.name = name,
                          .incarnation = peer->self_,
                          .min_version = kMinProtocolVersion,
-                         .max_version = kMaxProtocolVersion,
-                         .host = peer->party_->host()};
-  metadata.backends.push_back({backend, peer->party_->backend().Describe().address});
+                         .max_version = kMaxProtocolVersion};
+  peer->Serve(metadata);
   for (const RemoteRegion& region : regions) {
     metadata.regions.push_back({.region = region, .keys = {}, .staging = region.id == staging});
     metadata.last_region = static_cast<uint32_t>(region.id);
@@ -85,11 +131,36 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Target(
   return peer;
 }
 
-bool ScriptedPeer::Accept(uint16_t version, uint32_t last_region) {
-  if (!Until([&] { return !Heard(FrameType::kHello).empty(); })) return false;
+void ScriptedPeer::Serve(AgentMetadata& metadata) const {
+  metadata.host = party_->host();
+  metadata.backends = {
+      {std::string(party_->backend().name()), party_->backend().Describe().address}};
+}
+
+bool ScriptedPeer::ProveAs(const Incarnation& claimed) {
+  if (!Until(
+          [&] { return !Heard(FrameType::kHello).empty() && !Heard(FrameType::kKey).empty(); })) {
+    return false;
+  }
+  Handshake::Side side = NewSide();
+  side.incarnation = claimed;
+  Handshake& handshake = handshake_.emplace(Handshake::Accepting(std::move(side)));
+  const auto take = [&](FrameType type) {
+    return handshake.Take(std::as_bytes(std::span(Messages(type).front())));
+  };
+  if (!take(FrameType::kHello).ok()) return false;
+  const auto key = take(FrameType::kKey);
+  return key.ok() && Send(*key);
+}
+
+bool ScriptedPeer::Proved() {
+  return Until([&] { return !Heard(FrameType::kProof).empty() || down(); }) && !down() &&
+         handshake_->Take(std::as_bytes(std::span(Messages(FrameType::kProof).front()))).ok();
+}
+
+bool ScriptedPeer::Answer(uint32_t last_region) {
   party_->links.back()->endpoint->Authorize();
-  const HelloAckFrame ack{
-      .version = version, .target = self_, .last_region = last_region, .live_regions = {}};
+  const HelloAckFrame ack{.target = self_, .last_region = last_region};
   return Send(EncodeMessage(FrameType::kHelloAck, 0, 0, Encode(ack)));
 }
 
@@ -104,15 +175,19 @@ bool ScriptedPeer::Send(const std::string& message) {
   return sent;
 }
 
-std::vector<std::string> ScriptedPeer::Heard(FrameType type) const {
-  std::vector<std::string> bodies;
-  if (party_->links.empty()) return bodies;
+std::vector<std::string> ScriptedPeer::Messages(FrameType type) const {
+  std::vector<std::string> messages;
+  if (party_->links.empty()) return messages;
   for (const std::string& message : party_->links.back()->messages) {
     const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));
-    if (!envelope.ok() || envelope->type != type) continue;
-    bodies.emplace_back(reinterpret_cast<const char*>(envelope->body.data()),
-                        envelope->body.size());
+    if (envelope.ok() && envelope->type == type) messages.push_back(message);
   }
+  return messages;
+}
+
+std::vector<std::string> ScriptedPeer::Heard(FrameType type) const {
+  std::vector<std::string> bodies = Messages(type);
+  for (std::string& body : bodies) body.erase(0, kEnvelopeBytes);
   return bodies;
 }
 

@@ -1,15 +1,21 @@
 // A peer that says what the test tells it to: hellos and numbered frames over a real backend, with
-// no agent behind them. For what no agent would send.
+// no agent behind them. For what no agent would send. It has a key of its own and proves itself as
+// an agent does.
 #ifndef KVXFER_TESTS_SUPPORT_SCRIPTED_PEER_H_
 #define KVXFER_TESTS_SUPPORT_SCRIPTED_PEER_H_
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
+#include "src/core/base/signing_key.h"
+#include "src/core/protocol/handshake.h"
+#include "src/core/protocol/metadata.h"
 #include "src/core/protocol/wire_format.h"
 #include "tests/support/backend_pair.h"
 
@@ -20,17 +26,37 @@ class ScriptedPeer {
   // As an initiator: connected to `agent`, hello said and answered.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Initiator(
       const Agent& agent, const std::string& name, const std::string& backend = "loopback");
+  // Connected to nobody yet.
+  static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Stranger(
+      const std::string& name, const std::string& backend = "loopback");
+  // `metadata` says that its agent is where this peer is.
+  void Serve(AgentMetadata& metadata) const;
   // As a target: `agent` knows it as `name`, with `regions`, of which `staging` holds the slots
   // that it lends; Accept answers its hello.
   static absl::StatusOr<std::unique_ptr<ScriptedPeer>> Target(
       Agent& agent, const std::string& name, const std::vector<RemoteRegion>& regions,
       const std::string& backend = "loopback", RegionId staging = RegionId::kNone);
-  // `last_region`: with version 6 the agent waits for pages of the regions up to it.
-  bool Accept(uint16_t version = kMaxProtocolVersion, uint32_t last_region = 0);
+  // `last_region`: the agent waits for pages of the regions up to it.
+  bool Accept(uint32_t last_region = 0) { return Prove() && Answer(last_region); }
+  // The two halves of Accept: answers the hello with a key, and hears the proof; says hello-ack.
+  bool Prove() { return ProveAs(self_) && Proved(); }
+  // Answers the hello of somebody who dials `claimed`, with this peer's own key.
+  bool ProveAs(const Incarnation& claimed);
+  bool Answer(uint32_t last_region = 0);
 
-  // Connects once more and says hello for the same session, or, where `oldest_kept` is 0, for a new
-  // one; true: it was answered, or refused.
-  bool Hello(const Agent& agent, uint64_t oldest_kept, uint16_t version = kMaxProtocolVersion);
+  // Connects once more, proves itself and says hello for the same session, or, where `oldest_kept`
+  // is 0, for a new one; true: it was answered, or refused.
+  bool Hello(const Agent& agent, uint64_t oldest_kept);
+  // The parts of Hello, for those that are to go another way. Dial only connects; NewHello is the
+  // hello of the next session; Dialling begins a handshake over the last connection, with this
+  // peer's own key whoever `hello` says that it is.
+  bool Dial(const Agent& agent);
+  HelloFrame NewHello(const Agent& agent);
+  Handshake Dialling(const HelloFrame& hello);
+  // What the last connection was refused for, if it was.
+  std::optional<RefuseFrame> Refused() const;
+  // Whole messages of that type that have come over the last connection.
+  std::vector<std::string> Messages(FrameType type) const;
   const Incarnation& self() const { return self_; }
   void Turn() { party_->Turn(); }
   // Takes what has come.
@@ -53,11 +79,15 @@ class ScriptedPeer {
   bool down() const { return party_->links.empty() || party_->links.back()->down; }
 
  private:
-  ScriptedPeer() = default;
+  explicit ScriptedPeer(SigningKey key);
+  Handshake::Side NewSide() const;
+  bool Proved();  // the rest of Prove
 
   std::unique_ptr<Party> party_;
   std::string name_;
-  const Incarnation self_ = Incarnation::Random();
+  const SigningKey key_;
+  const Incarnation self_;
+  std::optional<Handshake> handshake_{};  // of ProveAs
   uint64_t session_ = 6;
   uint64_t sequence_ = 0;  // of the last numbered frame of the session
 };

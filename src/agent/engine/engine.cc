@@ -99,7 +99,12 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Create(const AgentOptions& optio
 Engine::~Engine() { Close(); }
 
 absl::Status Engine::Init() {
-  runtime_.incarnation = Incarnation::Random();
+  auto key = SigningKey::Generate();
+  if (!key.ok()) return key.status();
+  const auto incarnation = IncarnationOf(key->public_key());
+  if (!incarnation.ok()) return incarnation.status();
+  runtime_.key = *std::move(key);
+  runtime_.incarnation = *incarnation;
   runtime_.host = ReadHostIdentity();
   if (auto status = runtime_.events.Open(); !status.ok()) return status;
   if (auto status = MakeBackends(); !status.ok()) return status;

@@ -245,14 +245,6 @@ std::vector<AgentMetadata::Region> MemoryRegistry::Describe(const Backends& back
   return regions;
 }
 
-std::vector<uint32_t> MemoryRegistry::LiveRegions() const {
-  std::vector<uint32_t> live;
-  for (const auto& [id, entry] : entries_) {
-    if (entry.state != State::kClosed) live.push_back(static_cast<uint32_t>(id));
-  }
-  return live;
-}
-
 RegionsFrame MemoryRegistry::Page(uint32_t first, uint32_t last, size_t most) const {
   RegionsFrame page{.first = first, .last = last};
   for (auto it = entries_.lower_bound(RegionId{first}); it != entries_.end(); ++it) {

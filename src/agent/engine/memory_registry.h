@@ -105,7 +105,6 @@ class MemoryRegistry {
   // How many regions are live: open, or hidden. Hidden ones count because peers may come to know
   // them.
   size_t live() const { return live_; }
-  std::vector<uint32_t> LiveRegions() const;
   // Which regions from `first` to `last` are live, in at most `most` runs. Sets `first`, `last` and
   // `live` of the frame; its `last` is smaller than the argument if the runs did not suffice.
   RegionsFrame Page(uint32_t first, uint32_t last, size_t most) const;

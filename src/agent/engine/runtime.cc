@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "src/agent/engine/transfer_group.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
 
 namespace kvxfer {
 
@@ -17,6 +19,13 @@ void SendKept(ReliableChannel& channel, Endpoint& endpoint) {
   const std::string ack = channel.AckMessage();
   // If it does not fit it is dropped: the next message acknowledges too.
   endpoint.Send(std::as_bytes(std::span(ack)));
+}
+
+Handshake::Side Runtime::NewSide(size_t backend) const {
+  Handshake::Side side{
+      .key = &*key, .incarnation = incarnation, .backend = std::string(backends[backend]->name())};
+  FillRandom(side.nonce);
+  return side;
 }
 
 void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End end) {

@@ -7,6 +7,7 @@
 #define KVXFER_AGENT_ENGINE_RUNTIME_H_
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -23,7 +24,9 @@
 #include "src/agent/kv/kv_registry.h"
 #include "src/agent/kv/lease_service.h"
 #include "src/agent/staging/staging.h"
+#include "src/core/base/signing_key.h"
 #include "src/core/plan/id_pool.h"
+#include "src/core/protocol/handshake.h"
 #include "src/core/protocol/reliable_channel.h"
 
 namespace kvxfer {
@@ -81,6 +84,9 @@ struct Runtime {
         kv(&loop, &events, agent_options.kv_request_timeout),
         leases(&events) {}
 
+  // This agent's side of a new connection over a backend, named by its place in `backends`.
+  Handshake::Side NewSide(size_t backend) const;
+
   // Publishes the end of a transfer: state, callback, event, waiters. The end of a group's last
   // member also publishes the end of the group.
   void Publish(const TransferPtr& record, internal::TransferRecord::End end);
@@ -96,7 +102,8 @@ struct Runtime {
   ReverseSession* reverse_session = nullptr;  // set by the engine
   Time now{};                                 // when the current round, or posting, began
   const AgentOptions options;
-  Incarnation incarnation;
+  std::optional<SigningKey> key;  // set by the engine
+  Incarnation incarnation;        // of the key
   HostIdentity host;
   Staging staging;                                 // outlives the backends
   std::vector<std::unique_ptr<Backend>> backends;  // in order of preference

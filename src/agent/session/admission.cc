@@ -39,11 +39,6 @@ bool Admission::Admit(Time now) {
 }
 
 absl::Status Admission::Begin(const TransferPtr& record, Link* link) {
-  if (record->fetch.has_value() && parts_.peer->max_version < kLeaseVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "peer ", parts_.peer->name, " speaks protocol version ", parts_.peer->max_version,
-        "; reads under a lease need version ", kLeaseVersion, ": update its kvxfer"));
-  }
   Outbound& added = parts_.outbounds->Add();
   const TransferOptions& options = record->options;
   added.record = record;

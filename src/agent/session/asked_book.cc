@@ -4,10 +4,8 @@
 
 namespace kvxfer {
 
-absl::Status AskedBook::CheckSpace(const QuiesceFrame& frame, uint16_t version, size_t more) const {
-  // Before version 6 a target asked for each region by itself, as soon as it was deregistered.
-  const size_t most = version < kPageVersion ? kMaxListedRegions : kMaxRevocations;
-  const bool too_many = frame.revoke ? revoking_ + more >= most ||
+absl::Status AskedBook::CheckSpace(const QuiesceFrame& frame, size_t more) const {
+  const bool too_many = frame.revoke ? revoking_ + more >= kMaxRevocations ||
                                            revoking_regions_ + frame.regions.size() > kMaxRegions
                                      : asking_ >= kMaxQuestions;
   if (!too_many) return absl::OkStatus();

@@ -27,9 +27,9 @@ class AskedBook {
     bool closes = false;              // and what is revoked may be open here
   };
 
-  // Whether a target of that protocol version may ask `frame` beside what it asks already. `more`:
-  // so many of its revoking questions are not in the book any more and not answered either.
-  absl::Status CheckSpace(const QuiesceFrame& frame, uint16_t version, size_t more) const;
+  // Whether a target may ask `frame` beside what it asks already. `more`: so many of its revoking
+  // questions are not in the book any more and not answered either.
+  absl::Status CheckSpace(const QuiesceFrame& frame, size_t more) const;
   // `transfers`: those that it waits for, each once; none: it is quiet now.
   void Add(Question question, std::span<const uint64_t> transfers);
   // The transfer has ended and is quiet.

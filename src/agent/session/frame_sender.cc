@@ -29,7 +29,6 @@ bool FrameSender::SendPiggybacked(Link& link, bool inline_data) {
   const std::string* theirs = piggyback.channel->NextToSend();
   if (theirs->size() > kMaxPiggybackBytes) return true;
   const bool back = piggyback.endpoint != nullptr && !inline_data && piggyback.heard > link.heard;
-  if (!back && !link.carries) return true;
   const std::string message =
       back ? EncodePiggyback(piggyback.channel->received(), session_->number(), *mine, *theirs)
            : EncodePiggyback(channel.received(), piggyback.session, *theirs, *mine);

@@ -16,6 +16,9 @@ constexpr Duration kHelloWithin = std::chrono::seconds(2);
 constexpr Duration kSilence = std::chrono::seconds(30);
 // Sessions kept without a connection: initiators that restart again and again leave one each.
 constexpr size_t kMaxUnlinked = 256;
+// Connections whose initiator has not proved who it is; beyond that the oldest one ends. Each holds
+// a hello and a key, at most Handshake::kMaxMessageBytes each.
+constexpr size_t kMaxUnproved = 1024;
 // New sessions are refused while the application lets so many times one peer's share pile up.
 constexpr size_t kMaxUndrainedShares = 64;
 
@@ -55,16 +58,18 @@ void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
   auto link = std::make_unique<InboundLink>(user, ++last_link_, &arrival_capacities_[backend],
                                             std::move(endpoint));
   link->heard = Now();
+  link->handshake = std::make_unique<Handshake>(Handshake::Accepting(runtime_->NewSide(backend)));
+  if (unproved_.size() >= kMaxUnproved) {
+    CloseLink(*unproved_.front(), absl::ResourceExhaustedError("too many connections begin"));
+  }
+  unproved_.push_back(link.get());
   runtime_->users[link->endpoint.get()] = link.get();
   const InboundLink* key = link.get();
   links_.emplace(key, std::move(link));
 }
 
-void InboundHub::CloseDamaged(InboundLink& link, const absl::Status& why) {
-  if (link.session == nullptr) {
-    Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe().path,
-        ToStd(why.message()));
-  }
+void InboundHub::CloseLink(InboundLink& link, const absl::Status& why) {
+  std::erase(unproved_, &link);
   link.Close(why);
 }
 
@@ -72,47 +77,47 @@ void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::strin
   const RefuseFrame frame{.reason = reason, .target = runtime_->incarnation, .text = text};
   const std::string message = EncodeMessage(FrameType::kRefuse, 0, 0, frame);
   link.endpoint->Send(std::as_bytes(std::span(message)));
-  link.Close(absl::FailedPreconditionError(text));
+  CloseLink(link, absl::FailedPreconditionError(text));
 }
 
-void InboundHub::OnHello(InboundLink& link, const Envelope& envelope) {
-  auto hello = Decode<HelloFrame>(envelope.body);
-  if (!hello.ok()) return CloseDamaged(link, hello.status());
-  if (link.session != nullptr) return link.Close(absl::InvalidArgumentError("second hello"));
-  if (hello->target != runtime_->incarnation) {
-    return Refuse(link, RefuseReason::kIncarnation,
-                  absl::StrCat("this is agent ", runtime_->options.name, " of incarnation ",
-                               runtime_->incarnation.ToString()));
+// Nothing of this agent changes for an initiator before it has proved who it is.
+void InboundHub::OnHandshake(InboundLink& link, std::span<const std::byte> message) {
+  Handshake& handshake = *link.handshake;
+  if (handshake.state() == Handshake::State::kOpen && !handshakes_.Take(Now())) {
+    return Refuse(link, RefuseReason::kClosing, "too many connections begin at once; try again");
   }
-  const auto version = CommonVersion(hello->min_version, hello->max_version, kMinProtocolVersion,
-                                     kMaxProtocolVersion);
-  if (!version.ok()) {
-    return Refuse(link, RefuseReason::kVersion, std::string(version.status().message()));
+  const auto answer = handshake.Take(message);
+  if (!answer.ok()) {
+    const std::string why(answer.status().message());
+    if (handshake.refusal() == RefuseReason::kNotProved) {
+      Log(LogLevel::kWarning, "refused a connection ({}): {}", link.endpoint->Describe().path, why);
+    }
+    return Refuse(link, handshake.refusal(), why);
   }
-  if (std::ranges::find(hello->auth, AuthMethod::kNone) == hello->auth.end()) {
-    return Refuse(link, RefuseReason::kAuth, "no common authentication method");
+  if (!answer->empty() && !link.endpoint->Send(std::as_bytes(std::span(*answer)))) {
+    return CloseLink(link, absl::InternalError("no room for the answer to a hello"));
   }
-  if (*version < kPageVersion && runtime_->memory.live() > kMaxListedRegions) {
-    return Refuse(link, RefuseReason::kVersion,
-                  absl::StrCat("agent ", runtime_->options.name, " has ", runtime_->memory.live(),
-                               " regions, and protocol version ", *version, " lists at most ",
-                               kMaxListedRegions, ": update kvxfer at ", hello->name));
-  }
-  InboundSession* session = Attach(link, *hello);
+  if (handshake.state() == Handshake::State::kProved) OnProved(link);
+}
+
+void InboundHub::OnProved(InboundLink& link) {
+  const std::unique_ptr<Handshake> handshake = std::move(link.handshake);
+  std::erase(unproved_, &link);
+  link.heard = Now();
+  InboundSession* session = Attach(link, handshake->hello());
   if (session == nullptr) return;
   const bool first = session->links.empty();
   link.session = session;
-  link.version = session->version = *version;
   session->Join(link);
   session->unlinked = Time{};
   if (first) session->channel.Rewind();
-  if (auto status = session->channel.OnAck(envelope.ack); !status.ok()) {
+  if (auto status = session->channel.OnAck(handshake->hello_ack()); !status.ok()) {
     return session->Fail(status);
   }
   link.endpoint->Authorize();
   session->transfers.AddLink(link.number);
   session->Act(absl::OkStatus());
-  SendHelloAck(link, *version);
+  SendHelloAck(link, handshake->version());
   if (session->wants_slots) GrantSlots(*session);
   runtime_->presence.LinkUp(session->name, session->initiator);
 }
@@ -168,11 +173,7 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
   HelloAckFrame ack{.version = version,
                     .target = runtime_->incarnation,
                     .last_region = runtime_->memory.last_region()};
-  if (version < kPageVersion) {
-    ack.live_regions = runtime_->memory.LiveRegions();
-  } else {
-    link.unlisted = {.first = 1, .last = ack.last_region};
-  }
+  link.unlisted = {.first = 1, .last = ack.last_region};
   const std::string message =
       EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
@@ -183,6 +184,7 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
 
 void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
   InboundSession* session = link.session;
+  std::erase(unproved_, &link);
   if (session != nullptr) {
     Leave(*session, link);
     session->Act(session->transfers.OnLinkDown(link.number));
@@ -243,7 +245,7 @@ void InboundHub::OnTimer(Time now) {
   const Duration hello_within = HelloWithin();
   for (auto& [key, link] : links_) {
     if (link->session == nullptr && now - link->heard >= hello_within) {
-      link->Close(absl::DeadlineExceededError("no hello came"));
+      CloseLink(*link, absl::DeadlineExceededError("no hello came"));
     } else if (link->session != nullptr && now - link->heard >= kSilence) {
       link->Close(absl::UnavailableError("the initiator is silent"));
     }
@@ -283,7 +285,7 @@ void InboundHub::Sweep(Incarnation initiator) {
 }
 
 void InboundHub::Close(const absl::Status& why) {
-  for (auto& [key, link] : links_) link->Close(why);
+  for (auto& [key, link] : links_) CloseLink(*link, why);
 }
 
 bool InboundHub::Remove(std::string_view peer, const absl::Status& why) {

@@ -22,6 +22,8 @@
 #include "src/agent/session/question_book.h"
 #include "src/agent/staging/staging_target.h"
 #include "src/core/protocol/arrival_capacity.h"
+#include "src/core/protocol/handshake.h"
+#include "src/core/protocol/handshake_budget.h"
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/slot_table.h"
 #include "src/core/protocol/target_session.h"
@@ -56,10 +58,10 @@ class InboundLink : public EndpointUser {
   const uint64_t number;         // of those to this agent, from 1
   ArrivalCapacity* const space;  // of its backend
   std::unique_ptr<Endpoint> endpoint;
-  InboundSession* session = nullptr;  // after its hello
-  Time heard{};
+  std::unique_ptr<Handshake> handshake;  // until the initiator has proved who it is
+  InboundSession* session = nullptr;     // from then on
+  Time heard{};                          // of one without a session: when it was accepted
   bool closing = false;
-  uint16_t version = 0;  // of the protocol, agreed on by its hello
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
   RegionRun unlisted{.first = 1, .last = 0};
   bool carried = false;  // told the initiator what belongs to the session the other way
@@ -111,7 +113,6 @@ struct InboundSession {
 
   const SlotTable::SessionId local_id;  // of this agent; `id` is of the initiator
   uint64_t id = 0;
-  uint16_t version = 0;  // of the protocol; all connections of a session agree on the same
   Incarnation initiator{};
   std::string name{};
   std::vector<InboundLink*> links{};
@@ -182,7 +183,8 @@ class InboundHub : private InboundUser {
 
  private:
   void OnMessage(InboundLink& link, std::span<const std::byte> message) override;
-  void OnHello(InboundLink& link, const Envelope& envelope);
+  void OnHandshake(InboundLink& link, std::span<const std::byte> message);
+  void OnProved(InboundLink& link);
   void Refuse(InboundLink& link, RefuseReason reason, const std::string& text);
   InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
   void SendHelloAck(InboundLink& link, uint16_t version);
@@ -195,9 +197,7 @@ class InboundHub : private InboundUser {
   void Leave(InboundSession& session, InboundLink& link);
   void GrantSlots(InboundSession& session);
   void GrantWaiting();
-  // Closes it where a message makes no sense. Before a hello it also logs the refusal, for then
-  // no session reports that the connection is lost.
-  void CloseDamaged(InboundLink& link, const absl::Status& why);
+  void CloseLink(InboundLink& link, const absl::Status& why);
   Duration HelloWithin() const;
   void Sweep(Incarnation initiator);
   void SweepBeyondBound();
@@ -216,6 +216,8 @@ class InboundHub : private InboundUser {
   Incarnation pumped_first_{};  // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
   uint64_t last_link_ = 0;
+  std::vector<InboundLink*> unproved_;  // of them, in the order of Accept; none that is closing
+  HandshakeBudget handshakes_{Now()};
   QuestionBook questions_;
 };
 

@@ -18,12 +18,13 @@ KvLeases::Reader InboundSession::reader() const {
 
 void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message) {
   if (link.closing) return;
+  if (link.handshake != nullptr) return OnHandshake(link, message);
   link.heard = runtime_->now;
   auto envelope = DecodeEnvelope(message);
-  if (!envelope.ok()) return CloseDamaged(link, envelope.status());
-  if (envelope->type == FrameType::kHello) return OnHello(link, *envelope);
-  if (link.session == nullptr) {
-    return CloseDamaged(link, absl::InvalidArgumentError("a frame came before the hello"));
+  if (!envelope.ok()) return CloseLink(link, envelope.status());
+  if (envelope->type == FrameType::kHello || envelope->type == FrameType::kKey ||
+      envelope->type == FrameType::kProof) {
+    return CloseLink(link, absl::InvalidArgumentError("a second hello, key or proof"));
   }
   InboundSession& session = *link.session;
   if (session.over()) return;
@@ -53,9 +54,6 @@ void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& enve
 // it answers has ended.
 void InboundHub::OnPiggyback(InboundLink& link, std::span<const std::byte> body) {
   InboundSession& session = *link.session;
-  if (link.version < kPiggybackVersion) {
-    return session.Fail(absl::InvalidArgumentError("a piggyback frame in protocol version 1"));
-  }
   const auto both = DecodePiggyback(body);
   if (!both.ok()) return session.Fail(both.status());
   const auto own = DecodeNumbered(both->own);
@@ -96,13 +94,11 @@ ReverseSession::Piggyback InboundHub::PiggybackTo(const Incarnation& initiator) 
   if (session.over() || link == session.links.end() || session.channel.NextToSend() == nullptr) {
     return {};
   }
-  ReverseSession::Piggyback piggyback{.channel = &session.channel, .session = session.id};
-  if ((*link)->version >= kPiggybackVersion) {
-    piggyback.endpoint = (*link)->endpoint.get();
-    piggyback.heard = (*link)->heard;
-    piggyback.carried = &(*link)->carried;
-  }
-  return piggyback;
+  return {.channel = &session.channel,
+          .session = session.id,
+          .endpoint = (*link)->endpoint.get(),
+          .heard = (*link)->heard,
+          .carried = &(*link)->carried};
 }
 
 bool InboundHub::IsConnected(const Incarnation& initiator) const {
@@ -126,16 +122,6 @@ absl::Status InboundHub::OnNumbered(InboundSession& session,
       auto quiet = Decode<QuietFrame>(frame.body);
       if (!quiet.ok()) return quiet.status();
       questions_.OnAnswer(quiet->id, session.local_id);
-      return absl::OkStatus();
-    }
-    case FrameType::kFetchBegin: {
-      auto begin = Decode<FetchBeginFrame>(frame.body);
-      if (!begin.ok()) return begin.status();
-      const LeaseReadFrame read{.transfer = begin->transfer,
-                                .lease = std::move(begin->lease),
-                                .blocks_hash = begin->blocks_hash,
-                                .within_nanos = begin->within_nanos};
-      session.Answer(runtime_->leases.OnLeaseRead(read, session.reader(), runtime_->now));
       return absl::OkStatus();
     }
     case FrameType::kLeaseRead: {
@@ -186,9 +172,6 @@ void InboundSession::OnFenced(const InboundLink& link, uint64_t transfer) {
 void InboundSession::OnFenceRail(const InboundLink& link, std::span<const std::byte> body) {
   const auto frame = Decode<RailFrame>(body);
   if (!frame.ok()) return Fail(frame.status());
-  if (link.version < kRailVersion) {
-    return Fail(absl::InvalidArgumentError("a fence of a rail in an older version"));
-  }
   const size_t rails = link.endpoint->Describe().rails.size();
   Act(transfers.OnFenceRail(link.number, frame->rail, rails));
 }
@@ -278,14 +261,7 @@ void InboundSession::TellCredit() {
 
 void InboundSession::Answer(std::optional<LeaseAnswerFrame> answer) {
   if (!answer.has_value()) return;
-  if (version >= kLeaseVersion) {
-    channel.Push(FrameType::kLeaseAnswer, *answer);
-  } else {
-    channel.Push(FrameType::kKvAnswer,
-                 KvAnswerFrame{.transfer = answer->transfer,
-                               .good = answer->refusal == LeaseAnswerFrame::kHeld,
-                               .why = std::move(answer->why)});
-  }
+  channel.Push(FrameType::kLeaseAnswer, *answer);
 }
 
 // To readers that have waited for the grant of a lease.

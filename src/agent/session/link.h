@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -22,6 +23,7 @@
 #include "src/core/base/clock.h"
 #include "src/core/plan/path_choice.h"
 #include "src/core/plan/rail_picker.h"
+#include "src/core/protocol/handshake.h"
 #include "src/core/protocol/rail_fences.h"
 #include "src/core/protocol/session.h"
 
@@ -38,7 +40,7 @@ class LinkUser {
 
 class Link : public EndpointUser {
  public:
-  enum class State : uint8_t { kConnecting, kHello, kUp, kClosing };
+  enum class State : uint8_t { kConnecting, kProving, kHello, kUp, kClosing };
 
   Link(LinkUser* user, uint64_t link_number, size_t backend_index, PathMeasure* path_measure,
        std::unique_ptr<Endpoint> link_endpoint)
@@ -75,7 +77,8 @@ class Link : public EndpointUser {
   const size_t backend;
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
-  Handshake handshake{};  // in kHello: what the target has said so far
+  std::optional<Handshake> handshake{};  // in kProving: nobody has proved to be the peer yet
+  HelloAnswer answer{};                  // in kHello: what the target has said so far
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.
@@ -85,7 +88,6 @@ class Link : public EndpointUser {
   RailPicker choice{{}};  // from kConnected on
   RailFences rails{};     // the same
   bool full = false;      // every rail refused since Sender::Post began
-  bool carries = false;   // the target knows kPiggyback
   bool carried = false;   // told the target what belongs to the session the other way
   bool refused = false;   // the target said to try again soon: the attempt did not fail
   Time give_up{};         // for becoming up

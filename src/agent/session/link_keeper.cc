@@ -44,14 +44,12 @@ bool LinkKeeper::OnRailUp(Link& link, uint32_t rail) {
 void LinkKeeper::SendFences() {
   parts_.paths->ForEachUpLink([this](Link& link) {
     if (link.rails.all_up()) return;
-    auto due = link.rails.NextDue();
-    for (; due.ok() && due->has_value(); due = link.rails.NextDue()) {
+    for (auto due = link.rails.NextDue(); due.has_value(); due = link.rails.NextDue()) {
       const std::string message =
-          parts_.session->Message(FrameType::kFenceRail, RailFrame{.rail = **due});
+          parts_.session->Message(FrameType::kFenceRail, RailFrame{.rail = *due});
       if (!link.endpoint->Send(std::as_bytes(std::span(message)))) break;
-      link.rails.OnFenceSent(**due);
+      link.rails.OnFenceSent(*due);
     }
-    if (!due.ok()) link.Close(due.status());
   });
 }
 

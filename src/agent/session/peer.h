@@ -106,6 +106,7 @@ class Peer : private PathSet::User {
 
   // peer_session.cc
   void OnConnected(Link& link);
+  void OnProving(Link& link, std::span<const std::byte> message);
   void OnHelloAck(Link& link, const Envelope& envelope);
   void OnRefuse(Link& link, const Envelope& envelope);
   void OnRegions(Link& link, const Envelope& envelope);

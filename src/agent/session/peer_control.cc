@@ -14,6 +14,7 @@ namespace kvxfer {
 
 void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   if (link.state == Link::State::kClosing) return;
+  if (link.state == Link::State::kProving) return OnProving(link, message);
   auto envelope = DecodeEnvelope(message);
   if (!envelope.ok()) return ProtocolError(link, envelope.status());
   if (link.was_up) {
@@ -47,10 +48,6 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
 void Peer::OnPiggyback(Link& link, std::span<const std::byte> body) {
   const auto both = DecodePiggyback(body);
   absl::Status status = both.status();
-  // It may overtake the answer to the hello, where its sender has learnt the version.
-  if (status.ok() && link.was_up && !link.carries) {
-    status = absl::InvalidArgumentError("a piggyback frame in protocol version 1");
-  }
   const auto take = [this](const auto& frame) { return transfers_.OnNumbered(frame); };
   if (status.ok()) status = session_.OnPiggybacked(both->own, take);
   if (status.ok()) {

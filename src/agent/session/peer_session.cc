@@ -10,24 +10,40 @@ namespace kvxfer {
 
 void Peer::OnConnected(Link& link) {
   link.LearnRails(runtime_->options.connect_timeout, Now());
-  link.state = Link::State::kHello;
+  link.state = Link::State::kProving;
   link.give_up = Now() + runtime_->options.connect_timeout;
-  const std::string hello = session_.Hello();
-  if (!link.endpoint->Send(std::as_bytes(std::span(hello)))) {
-    link.Close(absl::InternalError("no room for the hello"));
+  const Handshake& handshake =
+      link.handshake.emplace(Handshake::Dialling(runtime_->NewSide(link.backend), link.number,
+                                                 session_.Hello(), session_.channel().received()));
+  for (const std::string& message : {handshake.HelloMessage(), handshake.KeyMessage()}) {
+    if (link.endpoint->Send(std::as_bytes(std::span(message)))) continue;
+    return link.Close(absl::InternalError("no room for the hello"));
   }
+}
+
+// Before the target has proved who it is, nothing that comes may touch the session.
+void Peer::OnProving(Link& link, std::span<const std::byte> message) {
+  const auto envelope = DecodeEnvelope(message);
+  if (envelope.ok() && envelope->type == FrameType::kRefuse) return OnRefuse(link, *envelope);
+  const auto proof = link.handshake->Take(message);
+  if (!proof.ok()) {
+    return link.Close(absl::Status(proof.status().code(),
+                                   absl::StrCat("at the address of peer ", metadata_.name,
+                                                " is another one: ", proof.status().message())));
+  }
+  if (!link.endpoint->Send(std::as_bytes(std::span(*proof)))) {
+    return link.Close(absl::InternalError("no room for the proof"));
+  }
+  link.handshake.reset();
+  link.state = Link::State::kHello;
 }
 
 void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   auto ack = Decode<HelloAckFrame>(envelope.body);
   if (!ack.ok()) return ProtocolError(link, ack.status());
   if (link.state != Link::State::kHello) return;
-  const auto agreed = session_.OnHelloAck(link.handshake, *ack);
-  if (!agreed.ok()) return ProtocolError(link, agreed.status());
-  link.carries = agreed->piggybacks;
-  link.rails.OnVersion(agreed->fences_rails);
-  if (agreed->lists_regions) {
-    regions_.RevokeAllBut(std::move(ack->live_regions), ack->last_region);
+  if (auto status = session_.OnHelloAck(link.answer, *ack); !status.ok()) {
+    return ProtocolError(link, status);
   }
   GoUp(link);
 }
@@ -37,7 +53,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
   const auto page = Decode<RegionsFrame>(envelope.body);
   if (!page.ok()) return ProtocolError(link, page.status());
   if (link.state != Link::State::kHello) return;
-  if (auto status = session_.OnPage(link.handshake, *page); !status.ok()) {
+  if (auto status = session_.OnPage(link.answer, *page); !status.ok()) {
     return ProtocolError(link, status);
   }
   regions_.OnPage(*page);
@@ -47,7 +63,7 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
 
 // Once the target has said all that it says when a connection begins.
 void Peer::GoUp(Link& link) {
-  if (!link.handshake.complete()) return;
+  if (!link.answer.complete()) return;
   transfers_.DropDeadKeys();
   const bool first = paths_.UpLink() == nullptr;
   link.state = Link::State::kUp;
@@ -64,12 +80,17 @@ void Peer::GoUp(Link& link) {
 
 void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   auto refuse = Decode<RefuseFrame>(envelope.body);
-  if (!refuse.ok()) return ProtocolError(link, refuse.status());
-  const Session::Refusal refusal = session_.OnRefuse(*refuse);
+  const bool proved = link.state != Link::State::kProving;
+  if (!refuse.ok()) {
+    return proved ? ProtocolError(link, refuse.status()) : link.Close(refuse.status());
+  }
+  const Session::Refusal refusal = session_.OnRefuse(*refuse, proved);
   link.refused = refusal.again;
   link.Close(refusal.why);
   if (refusal.forgotten) ResetSession(refusal.why, Ends::kPreceding);
-  if (refusal.gone) OnDeath(refusal.why);
+  // Whoever is at its address has not proved to be its successor: this ends transfers that no other
+  // connection can carry, and says nothing of the bytes that are on their way.
+  if (refusal.restarted && paths_.UpLink() == nullptr) ResetSession(refusal.why, Ends::kAll);
 }
 
 // Where the peer's process is proven dead, nothing is kept for it.

@@ -4,8 +4,8 @@
 
 namespace kvxfer {
 
-absl::Status QuiesceReplies::CheckSpace(const QuiesceFrame& frame, uint16_t version) const {
-  return asked_.CheckSpace(frame, version, waits_closed_.size());
+absl::Status QuiesceReplies::CheckSpace(const QuiesceFrame& frame) const {
+  return asked_.CheckSpace(frame, waits_closed_.size());
 }
 
 void QuiesceReplies::Add(const QuiesceFrame& frame, bool cuda,

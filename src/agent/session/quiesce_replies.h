@@ -33,8 +33,8 @@ class QuiesceReplies {
   // Both outlive it; `channel` carries the answers.
   QuiesceReplies(ReliableChannel* channel, User* user) : channel_(channel), user_(user) {}
 
-  // ResourceExhausted: more than a target of that protocol version asks at once.
-  absl::Status CheckSpace(const QuiesceFrame& frame, uint16_t version) const;
+  // ResourceExhausted: more than a target asks at once.
+  absl::Status CheckSpace(const QuiesceFrame& frame) const;
   // Requires CheckSpace. `transfers`: those that the question waits for, each once. `cuda`: it
   // names GPU memory.
   void Add(const QuiesceFrame& frame, bool cuda, std::span<const uint64_t> transfers);

@@ -70,17 +70,6 @@ void RemoteRegions::OnPage(const RegionsFrame& frame) {
   if (next != 0 && next <= frame.last) revoked_.Add(next, frame.last);
 }
 
-void RemoteRegions::RevokeAllBut(std::vector<uint32_t> live, uint32_t last) {
-  std::ranges::sort(live);
-  uint32_t next = 1;
-  for (const uint32_t id : live) {
-    if (id > last) break;
-    if (id > next) revoked_.Add(next, id - 1);
-    if (id >= next) next = id + 1;
-  }
-  if (last >= next) revoked_.Add(next, last);
-}
-
 absl::Status RemoteRegions::CheckRevoked() const {
   if (revoked_.runs() <= kMaxDeadRuns) return absl::OkStatus();
   return absl::ResourceExhaustedError("more regions are gone than were");

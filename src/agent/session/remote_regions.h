@@ -55,8 +55,6 @@ class RemoteRegions {
   void Revoke(uint32_t region) { revoked_.Add(region); }
   // When a connection begins: those from frame.first to frame.last that it does not list are gone.
   void OnPage(const RegionsFrame& frame);
-  // The same before version 6: of the regions up to `last`, `live` are there.
-  void RevokeAllBut(std::vector<uint32_t> live, uint32_t last);
   // ResourceExhausted: the peer invents ids.
   absl::Status CheckRevoked() const;
 

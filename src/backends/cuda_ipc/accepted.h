@@ -33,7 +33,10 @@ class CudaIpcAcceptedEndpoint final : public CudaIpcEndpoint {
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
-  void Authorize() override { authorized_ = true; }
+  void Authorize() override {
+    authorized_ = true;
+    OnAuthorized();
+  }
   // Sends nothing before the peer knows that it has joined.
   bool Send(std::span<const std::byte> message) override {
     return process_ != nullptr && CudaIpcEndpoint::Send(message);

@@ -32,6 +32,7 @@ EndpointInfo LibfabricAcceptedEndpoint::Describe() const {
 void LibfabricAcceptedEndpoint::Authorize() {
   // No endpoint exists before this, so the peer cannot write or read anything unauthorised.
   if (std::exchange(authorized_, true) || !up()) return;
+  OnAuthorized();
   for (AcceptedRail& rail : rails_) {
     if (rail.offered) Make(*std::exchange(rail.offered, std::nullopt));
   }

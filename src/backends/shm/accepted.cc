@@ -12,7 +12,9 @@
 namespace kvxfer::shm {
 
 ShmAcceptedEndpoint::ShmAcceptedEndpoint(Hub* hub, UniqueFd socket, uint32_t pid)
-    : ShmEndpoint(hub, std::move(socket)), dialler_pid_(pid) {}
+    : ShmEndpoint(hub, std::move(socket)), dialler_pid_(pid) {
+  max_message_ = kMaxFirstMessageBytes;
+}
 
 absl::StatusOr<std::unique_ptr<ShmAcceptedEndpoint>> ShmAcceptedEndpoint::Begin(Hub* hub,
                                                                                 UniqueFd socket,
@@ -74,6 +76,7 @@ void ShmAcceptedEndpoint::Authorize() {
   // To the others; to this one they go below, behind the offer.
   hub_->SendNewFiles();
   authorised_ = true;
+  max_message_ = kMaxMessageBytes;
   hub_->authorised.push_back(this);
   probe_[0] = RandomNonZero64();
   OfferBody offer;

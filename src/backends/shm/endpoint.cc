@@ -120,7 +120,7 @@ bool ShmEndpoint::Drain(size_t frames) {
 
 bool ShmEndpoint::HandleFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kMessage && peer_.pid() != 0) {
-    if (partial_.size() + frame.body.size() > kMaxMessageBytes) {
+    if (partial_.size() + frame.body.size() > max_message_) {
       OnEnd(absl::InternalError(
           absl::StrCat("shm: process ", peer_.pid(), " sent a message beyond the bound")));
       return false;

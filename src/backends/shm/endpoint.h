@@ -57,7 +57,8 @@ class ShmEndpoint : public Endpoint, private net::Watcher {
 
   Hub* const hub_;
   Channel channel_;
-  PeerProcess peer_;  // pid 0: not known yet
+  PeerProcess peer_;                       // pid 0: not known yet
+  size_t max_message_ = kMaxMessageBytes;  // a longer one ends the connection
   bool closing_ = false;
   bool down_ = false;
 

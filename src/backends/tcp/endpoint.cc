@@ -62,6 +62,7 @@ std::span<std::byte> TcpEndpoint::scratch() { return backend_->scratch(); }
 
 void TcpEndpoint::Authorize() {
   authorized_ = true;
+  OnAuthorized();
   if (!down()) Activate();
 }
 

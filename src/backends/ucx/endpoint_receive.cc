@@ -120,7 +120,8 @@ absl::Status UcxEndpoint::OnWelcome(std::span<const std::byte> body) {
 }
 
 absl::Status UcxEndpoint::OnMessage(const FrameHead& head, std::span<const std::byte> body) {
-  if (partial_.size() + body.size() > kMaxMessageBytes) {
+  const size_t most = accepted() && !authorized_ ? kMaxFirstMessageBytes : kMaxMessageBytes;
+  if (partial_.size() + body.size() > most) {
     return absl::InvalidArgumentError("a message beyond the bound");
   }
   partial_ += AsText(body);

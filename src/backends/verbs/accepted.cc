@@ -33,6 +33,7 @@ EndpointInfo VerbsAcceptedEndpoint::Describe() const {
 
 void VerbsAcceptedEndpoint::Authorize() {
   if (std::exchange(authorized_, true)) return;
+  OnAuthorized();
   for (AcceptedRail& rail : rails_) {
     if (down() || !rail.offer) continue;
     Make(*std::exchange(rail.offer, std::nullopt));

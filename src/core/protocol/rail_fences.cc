@@ -93,13 +93,10 @@ absl::StatusOr<bool> RailFences::OnUp(uint32_t rail) {
       absl::StrCat("the backend says that rail ", rail, " is up, which it was not asked to build"));
 }
 
-absl::StatusOr<std::optional<uint32_t>> RailFences::NextDue() const {
+std::optional<uint32_t> RailFences::NextDue() const {
   if (all_up()) return std::nullopt;
   for (uint32_t rail = 0; rail < rails_.size(); ++rail) {
-    if (rails_[rail].state != State::kFenceDue) continue;
-    if (target_fences_) return rail;
-    return absl::UnavailableError(
-        "a rail failed, and the peer's older version cannot do without it");
+    if (rails_[rail].state == State::kFenceDue) return rail;
   }
   return std::nullopt;
 }

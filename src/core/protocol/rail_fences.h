@@ -80,8 +80,6 @@ class RailFences {
   bool OnFailed(uint32_t rail, const absl::Status& why, Time now);
   // False: known already, or there is no such rail.
   bool OnDown(uint32_t rail, const absl::Status& why, Time now);
-  // The target has said whether its version knows fences of rails.
-  void OnVersion(bool target_fences) { target_fences_ = target_fences; }
   // The target was asked to fence a rail. False: NextDue did not name it.
   bool OnFenceSent(uint32_t rail) { return Apply(rail, Event::kFenceSent); }
   // The target answers; the backend may rebuild the rail. InvalidArgument: it was not asked.
@@ -91,9 +89,8 @@ class RailFences {
   absl::StatusOr<bool> OnUp(uint32_t rail);
 
   // --- what follows ---
-  // A rail that the target is to be asked to fence. Unavailable: there is one, and the target knows
-  // no fences; close the connection with it.
-  absl::StatusOr<std::optional<uint32_t>> NextDue() const;
+  // A rail that the target is to be asked to fence.
+  std::optional<uint32_t> NextDue() const;
   struct Expired {
     absl::InlinedVector<uint32_t, 2> cleared{};  // rails whose suspected ops failed alone
     absl::Status close{};                        // not OK: close the connection with it
@@ -117,7 +114,6 @@ class RailFences {
 
   absl::InlinedVector<Rail, 2> rails_;
   Duration answer_within_{};
-  bool target_fences_ = false;
   uint64_t all_ = 0;
   uint64_t up_ = 0;
 };

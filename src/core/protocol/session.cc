@@ -9,23 +9,23 @@
 
 namespace kvxfer {
 
-// --- Handshake ---
+// --- HelloAnswer ---
 
-absl::StatusOr<Handshake::Agreed> Handshake::OnAck(const HelloAckFrame& ack,
-                                                   const Incarnation& target) {
+absl::Status HelloAnswer::OnAck(const HelloAckFrame& ack, const Incarnation& target) {
   if (ack.target != target) {
     return absl::InvalidArgumentError("another incarnation took the hello");
   }
+  if (ack.version < kMinProtocolVersion || ack.version > kMaxProtocolVersion) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it chose protocol version ", ack.version, ", which nobody offered"));
+  }
   if (answered_) return absl::InvalidArgumentError("second hello-ack");
   answered_ = true;
-  const bool pages = ack.version >= kPageVersion;
-  if (pages) due_ = ack.last_region;
-  return Agreed{.piggybacks = ack.version >= kPiggybackVersion,
-                .fences_rails = ack.version >= kRailVersion,
-                .lists_regions = !pages};
+  due_ = ack.last_region;
+  return absl::OkStatus();
 }
 
-absl::Status Handshake::OnPage(const RegionsFrame& page, const Incarnation& target) {
+absl::Status HelloAnswer::OnPage(const RegionsFrame& page, const Incarnation& target) {
   if (page.target != target) return absl::InvalidArgumentError("regions of another incarnation");
   listed_ += uint64_t{page.last} - page.first + 1;
   return absl::OkStatus();
@@ -47,27 +47,24 @@ void Session::Apply(Event event) {
   state_ = row->to;
 }
 
-std::string Session::Hello() const {
+HelloFrame Session::Hello() const {
   const bool known = state_ == State::kLinked || state_ == State::kUnlinked;
-  return Message(FrameType::kHello, HelloFrame{.initiator = initiator_.incarnation,
-                                               .target = target_.incarnation,
-                                               .session = number_,
-                                               .oldest_kept = known ? channel_.oldest_kept() : 0,
-                                               .name = initiator_.name});
+  return {.initiator = initiator_.incarnation,
+          .target = target_.incarnation,
+          .session = number_,
+          .oldest_kept = known ? channel_.oldest_kept() : 0,
+          .name = initiator_.name};
 }
 
-absl::StatusOr<Handshake::Agreed> Session::OnHelloAck(Handshake& handshake,
-                                                      const HelloAckFrame& ack) {
-  auto agreed = handshake.OnAck(ack, target_.incarnation);
-  if (agreed.ok()) version_ = ack.version;
-  return agreed;
+absl::Status Session::OnHelloAck(HelloAnswer& answer, const HelloAckFrame& ack) const {
+  return answer.OnAck(ack, target_.incarnation);
 }
 
-absl::Status Session::OnPage(Handshake& handshake, const RegionsFrame& page) const {
-  return handshake.OnPage(page, target_.incarnation);
+absl::Status Session::OnPage(HelloAnswer& answer, const RegionsFrame& page) const {
+  return answer.OnPage(page, target_.incarnation);
 }
 
-Session::Refusal Session::OnRefuse(const RefuseFrame& refuse) const {
+Session::Refusal Session::OnRefuse(const RefuseFrame& refuse, bool proved) const {
   const std::string refused =
       absl::StrCat("peer ", target_.name, " refused: ", Printable(refuse.text, kMaxPeerTextBytes));
   switch (refuse.reason) {
@@ -76,12 +73,14 @@ Session::Refusal Session::OnRefuse(const RefuseFrame& refuse) const {
                   absl::StrCat("peer ", target_.name, " restarted: its metadata is of incarnation ",
                                target_.incarnation.ToString(), ", at its address is now ",
                                refuse.target.ToString(), "; add the new metadata")),
-              .gone = true};
+              .restarted = true};
     case RefuseReason::kVersion:
     case RefuseReason::kAuth:
+    case RefuseReason::kNotProved:
+    default:  // of a later version
       return {.why = absl::FailedPreconditionError(refused)};
     case RefuseReason::kSession:
-      return {.why = absl::UnavailableError(refused), .again = true, .forgotten = true};
+      return {.why = absl::UnavailableError(refused), .again = true, .forgotten = proved};
     case RefuseReason::kClosing:
       break;
   }

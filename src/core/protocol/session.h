@@ -33,16 +33,10 @@ namespace kvxfer {
 
 // What a target says when a connection begins: an answer to the hello, and its live regions, in
 // pages that may overtake the answer.
-class Handshake {
+class HelloAnswer {
  public:
-  // What the answer means for the connection.
-  struct Agreed {
-    bool piggybacks = false;     // the target knows kPiggyback
-    bool fences_rails = false;   // and fences of single rails
-    bool lists_regions = false;  // the answer itself lists its live regions; no page follows
-  };
   // InvalidArgument, of both: the target breaks the protocol.
-  absl::StatusOr<Agreed> OnAck(const HelloAckFrame& ack, const Incarnation& target);
+  absl::Status OnAck(const HelloAckFrame& ack, const Incarnation& target);
   absl::Status OnPage(const RegionsFrame& page, const Incarnation& target);
   // The target has said all that it says.
   bool complete() const { return answered_ && listed_ >= due_; }
@@ -93,8 +87,6 @@ class Session {
 
   State state() const { return state_; }
   uint64_t number() const { return number_; }
-  // Of the protocol; all connections of a session agree on the same. 0: not known yet.
-  uint16_t version() const { return version_; }
   // Stays where it is, also when the session is renewed.
   ReliableChannel& channel() { return channel_; }
   const ReliableChannel& channel() const { return channel_; }
@@ -102,23 +94,24 @@ class Session {
   Time unlinked() const { return unlinked_; }
 
   // --- a connection begins ---
-  // The message that the initiator begins with.
-  std::string Hello() const;
+  // What the initiator begins with; it acknowledges what the channel has received.
+  HelloFrame Hello() const;
   // InvalidArgument, of both: the target breaks the protocol.
-  absl::StatusOr<Handshake::Agreed> OnHelloAck(Handshake& handshake, const HelloAckFrame& ack);
-  absl::Status OnPage(Handshake& handshake, const RegionsFrame& page) const;
+  absl::Status OnHelloAck(HelloAnswer& answer, const HelloAckFrame& ack) const;
+  absl::Status OnPage(HelloAnswer& answer, const RegionsFrame& page) const;
   struct Refusal {
     absl::Status why{};
     bool again = false;  // an attempt soon may succeed: this one did not fail
     // The session is to be renewed. What was posted since its last connection was lost goes on in
     // the next one.
     bool forgotten = false;
-    bool gone = false;  // the target's incarnation is dead
+    bool restarted = false;  // another incarnation says that it is at the target's address
   };
-  Refusal OnRefuse(const RefuseFrame& refuse) const;
+  // `proved`: the target itself refuses. Otherwise anybody may, and can only deny service.
+  Refusal OnRefuse(const RefuseFrame& refuse, bool proved) const;
 
   // --- connections come and go ---
-  // The handshake of one is complete. `first`: no other is up.
+  // The answer to the hello of one is complete. `first`: no other is up.
   void OnLinkUp(bool first);
   // One that was up is down. What it had taken may be lost, whatever other connections there are.
   // `last`: no other is up.
@@ -157,7 +150,6 @@ class Session {
   uint64_t number_;
   State state_ = State::kNew;
   Time unlinked_;
-  uint16_t version_ = 0;
   ReliableChannel channel_;
 };
 

@@ -110,12 +110,12 @@ void Fields(Io& io, Ref<Io, HelloAckFrame> frame) {
   EnumField(io, "auth", frame.auth, 0, static_cast<uint8_t>(AuthMethod::kNone));
   io.Id("target", frame.target);
   io.Int("last_region", frame.last_region);
-  io.List("live_regions", frame.live_regions);
 }
 template <typename Io>
 void Fields(Io& io, Ref<Io, RefuseFrame> frame) {
+  // A peer may have reasons that are newer than this program.
   EnumField(io, "reason", frame.reason, static_cast<uint8_t>(RefuseReason::kVersion),
-            static_cast<uint8_t>(RefuseReason::kClosing));
+            std::numeric_limits<uint8_t>::max());
   Versions(io, frame.min_version, frame.max_version);
   io.Id("target", frame.target);
   io.Text("text", frame.text, 0, std::numeric_limits<uint32_t>::max());
@@ -219,13 +219,6 @@ void Fields(Io& io, Ref<Io, KvPartFrame> frame) {
            "must be empty without has_notification");
 }
 template <typename Io>
-void Fields(Io& io, Ref<Io, FetchBeginFrame> frame) {
-  io.Int("transfer", frame.transfer);
-  io.Name("lease", frame.lease);
-  io.Int("blocks_hash", frame.blocks_hash);
-  io.Int("within_nanos", frame.within_nanos);
-}
-template <typename Io>
 void Fields(Io& io, Ref<Io, FetchEndFrame> frame) {
   io.Int("transfer", frame.transfer);
   io.Name("lease", frame.lease);
@@ -306,6 +299,20 @@ void Fields(Io& io, Ref<Io, RegionsFrame> frame) {
   io.Check("live", Ascend(frame), "must ascend with gaps, within first to last");
 }
 
+template <typename Io>
+void Fields(Io& io, Ref<Io, KeyFrame> frame) {
+  io.Int("link", frame.link);
+  io.Bytes("key", frame.key);
+  io.Bytes("nonce", frame.nonce);
+  io.Text("signature", frame.signature, 0, Signature{}.size());
+  io.Check("signature", frame.signature.empty() || frame.signature.size() == Signature{}.size(),
+           "must have 0 or 64 bytes");
+}
+template <typename Io>
+void Fields(Io& io, Ref<Io, ProofFrame> frame) {
+  io.Bytes("signature", frame.signature);
+}
+
 }  // namespace wire
 
 namespace {
@@ -336,7 +343,6 @@ constexpr size_t kAckOffset = 16;
   X(PingFrame, "ping")                \
   X(RailFrame, "rail")                \
   X(KvPartFrame, "kv-part")           \
-  X(FetchBeginFrame, "fetch-begin")   \
   X(FetchEndFrame, "fetch-end")       \
   X(KvAnswerFrame, "kv-answer")       \
   X(StageAskFrame, "stage-ask")       \
@@ -347,7 +353,9 @@ constexpr size_t kAckOffset = 16;
   X(StagedFrame, "staged")            \
   X(RegionsFrame, "regions")          \
   X(LeaseReadFrame, "lease-read")     \
-  X(LeaseAnswerFrame, "lease-answer")
+  X(LeaseAnswerFrame, "lease-answer") \
+  X(KeyFrame, "key")                  \
+  X(ProofFrame, "proof")
 
 template <typename Frame>
 constexpr const char* kFrameName = "";
@@ -443,7 +451,8 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   }
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kLast)) {
+      type > static_cast<uint8_t>(FrameType::kLast) ||
+      type == static_cast<uint8_t>(FrameType::kRetired)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }

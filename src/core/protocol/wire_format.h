@@ -1,4 +1,4 @@
-// The frames of the control channel, protocol versions 1 to 6: encoding and decoding only.
+// The frames of the control channel, protocol version 7: encoding and decoding only.
 //
 // Integers are little-endian, except immediates, which are big-endian as on NICs. Every message of
 // a backend is one envelope:
@@ -13,6 +13,7 @@
 #ifndef KVXFER_CORE_PROTOCOL_WIRE_FORMAT_H_
 #define KVXFER_CORE_PROTOCOL_WIRE_FORMAT_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -25,18 +26,13 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/kv_cache.h"
 #include "kvxfer/types.h"
+#include "src/core/base/signing_key.h"
 #include "src/core/kv/kv_range.h"
 
 namespace kvxfer {
 
-inline constexpr uint16_t kMinProtocolVersion = 1;
-inline constexpr uint16_t kMaxProtocolVersion = 6;
-inline constexpr uint16_t kPiggybackVersion = 2;  // the first with kPiggyback
-inline constexpr uint16_t kRailVersion = 3;       // the first whose rails may fail one by one
-inline constexpr uint16_t kKvVersion = 4;         // the first with KV caches
-inline constexpr uint16_t kStageVersion = 5;      // the first that lends staging memory
-inline constexpr uint16_t kPageVersion = 6;       // the first that lists live regions in pages
-inline constexpr uint16_t kLeaseVersion = 6;      // the first that answers leased reads with a code
+inline constexpr uint16_t kMinProtocolVersion = 7;
+inline constexpr uint16_t kMaxProtocolVersion = 7;
 
 // An immediate is slot (upper 20 bits) | generation (lower 12 bits).
 inline constexpr uint32_t kSlotBits = 20;
@@ -47,13 +43,12 @@ inline constexpr uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
 inline constexpr size_t kMaxSessionTransfers = 16'384;  // begun, not yet answered
 inline constexpr size_t kMaxQuestions = 1024;           // unanswered Quiesce calls
 // Unanswered questions about deregistered regions; further regions are collected into one question,
-// which is sent once another is answered. Before version 6: at most kMaxListedRegions, one region
-// each.
+// which is sent once another is answered.
 inline constexpr size_t kMaxRevocations = 1024;
 // Regions of one agent. Metadata has no more, and a peer remembers which of them are gone.
 inline constexpr size_t kMaxRegions = 262'144;
-// Region ids in one message: QUIESCE, and HELLO_ACK before version 6. The limit keeps the message
-// below 128 KiB, the smallest Capabilities::max_message_bytes.
+// Region ids in one QUIESCE. The limit keeps the message below 128 KiB, the smallest
+// Capabilities::max_message_bytes.
 inline constexpr size_t kMaxListedRegions = 30'000;
 // Runs of regions in one page.
 inline constexpr size_t kMaxRegionRuns = 16'000;
@@ -99,20 +94,22 @@ enum class FrameType : uint8_t {
   kPiggyback,   // both ways, unnumbered: two messages in one, see PiggybackMessages
   kFenceRail,   // initiator → target, unnumbered: on the connection whose rail failed
   kRailFenced,  // target → initiator, unnumbered: answers kFenceRail on the same connection
-  kFetchBegin,  // initiator → target, numbered, like the next two; versions 4 and 5: in place of
-                // kLeaseRead
-  kFetchEnd,    // initiator → target: the last byte was read, or the fetch was given up
-  kKvAnswer,   // target → initiator: a KV part is refused; versions 4 and 5: also answers fetches
-  kStageAsk,   // initiator → target, numbered, down to kStaged: asks for staging buffers
-  kStageLend,  // target → initiator: buffers that it may use
-  kStageRecall,  // target → initiator: others wait for buffers
-  kStageBack,    // initiator → target: buffers that it no longer uses
-  kStage,        // initiator → target: what to copy between a buffer and the target's memory
-  kStaged,       // target → initiator: answers kStage
-  kRegions,  // target → initiator, unnumbered: a page of live regions, in place of kHelloAck's list
-  kLeaseRead,    // initiator → target, numbered, like the next: asks to read under a lease
-  kLeaseAnswer,  // target → initiator: answers kLeaseRead and kFetchEnd
-  kLast = kLeaseAnswer,  // no frame: the highest type that DecodeEnvelope takes
+  kRetired,     // fetch-begin in versions 4 and 5; refused like an unknown type
+  kFetchEnd,  // initiator → target, numbered, like the next: the last byte was read, or the fetch
+              // was given up
+  kKvAnswer,  // target → initiator: a KV part is refused
+  kStageAsk,  // initiator → target, numbered, down to kStaged: asks for staging buffers
+  kStageLend,      // target → initiator: buffers that it may use
+  kStageRecall,    // target → initiator: others wait for buffers
+  kStageBack,      // initiator → target: buffers that it no longer uses
+  kStage,          // initiator → target: what to copy between a buffer and the target's memory
+  kStaged,         // target → initiator: answers kStage
+  kRegions,        // target → initiator, unnumbered: a page of live regions
+  kLeaseRead,      // initiator → target, numbered, like the next: asks to read under a lease
+  kLeaseAnswer,    // target → initiator: answers kLeaseRead and kFetchEnd
+  kKey,            // both ways, unnumbered: a public key and a nonce, see handshake.h
+  kProof,          // initiator → target, unnumbered: a signature
+  kLast = kProof,  // no frame: the highest type that DecodeEnvelope takes
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -122,6 +119,23 @@ struct Envelope {
   uint64_t sequence = 0;
   uint64_t ack = 0;
   std::span<const std::byte> body{};  // points into the decoded buffer
+};
+
+// See handshake.h.
+using Nonce = std::array<uint8_t, 32>;
+
+struct KeyFrame {
+  uint64_t link = 0;  // from the side that dials: the number of the connection, from 1; else 0
+  PublicKey key{};
+  Nonce nonce{};
+  // From the side that accepts: 64 bytes; else empty. A string, for it is not in what it signs.
+  std::string signature{};
+  bool operator==(const KeyFrame&) const = default;
+};
+
+struct ProofFrame {
+  Signature signature{};
+  bool operator==(const ProofFrame&) const = default;
 };
 
 enum class AuthMethod : uint8_t { kNone = 0 };
@@ -144,10 +158,8 @@ struct HelloAckFrame {
   uint16_t version = kMaxProtocolVersion;
   AuthMethod auth = AuthMethod::kNone;
   Incarnation target{};
-  // The target's live regions: an id that is at most last_region and not in the list is gone. From
-  // version 6 on the list is empty, and pages (RegionsFrame) list the regions 1 to last_region.
+  // Pages (RegionsFrame) say which of the target's regions 1 to last_region are live.
   uint32_t last_region = 0;
-  std::vector<uint32_t> live_regions{};
   bool operator==(const HelloAckFrame&) const = default;
 };
 
@@ -169,11 +181,12 @@ struct RegionsFrame {
 };
 
 enum class RefuseReason : uint8_t {
-  kVersion = 1,  // no common version
-  kIncarnation,  // the target has another incarnation than expected
-  kSession,      // the target no longer knows the session: start a new one
-  kAuth,         // no common authentication method
-  kClosing,      // the target is shutting down
+  kVersion = 1,    // no common version
+  kIncarnation,    // the target has another incarnation than expected
+  kSession,        // the target no longer knows the session: start a new one
+  kAuth,           // no common authentication method
+  kClosing,        // the target is shutting down
+  kNotProved = 8,  // the initiator is not the incarnation that it says it is
 };
 
 struct RefuseFrame {
@@ -308,15 +321,6 @@ struct KvPartFrame {
   bool operator==(const KvPartFrame&) const = default;
 };
 
-// Begins a fetch under a lease; a fetch has the number of its transfer.
-struct FetchBeginFrame {
-  uint64_t transfer = 0;
-  std::string lease{};
-  uint64_t blocks_hash = 0;   // of the ids that it reads, see HashLeased
-  uint64_t within_nanos = 0;  // the longest time that the fetch takes
-  bool operator==(const FetchBeginFrame&) const = default;
-};
-
 struct FetchEndFrame {
   uint64_t transfer = 0;
   std::string lease{};
@@ -324,9 +328,7 @@ struct FetchEndFrame {
   bool operator==(const FetchEndFrame&) const = default;
 };
 
-// Answers a fetch twice: whether it may begin, and whether the data read is valid (unless it was
-// given up). For a KV part: sent only if it is refused, and before its transfer is reported as
-// arrived.
+// Sent only if a KV part is refused, and before its transfer is reported as arrived.
 struct KvAnswerFrame {
   uint64_t transfer = 0;
   bool good = false;
@@ -334,7 +336,7 @@ struct KvAnswerFrame {
   bool operator==(const KvAnswerFrame&) const = default;
 };
 
-// Begins a fetch, like FetchBeginFrame, under a lease that must hold `contents`.
+// Begins a fetch under a lease that must hold `contents`; a fetch has the number of its transfer.
 struct LeaseReadFrame {
   uint64_t transfer = 0;
   std::string lease{};
@@ -345,7 +347,8 @@ struct LeaseReadFrame {
   bool operator==(const LeaseReadFrame&) const = default;
 };
 
-// Answers a fetch twice, like KvAnswerFrame.
+// Answers a fetch twice: whether it may begin, and whether the data read is valid (unless it was
+// given up).
 struct LeaseAnswerFrame {
   uint64_t transfer = 0;
   KvLeaseRefusal refusal = kHeld;

@@ -47,7 +47,7 @@ class AdmissionTest : public ::testing::Test,
     return link;
   }
   TransferPtr Write(uint64_t id) {
-    const TransferPtr record = std::make_shared<internal::TransferRecord>();
+    TransferPtr record = std::make_shared<internal::TransferRecord>();
     Plan(*record, MemoryKind::kHost);
     record->id = id;
     record->incarnation = metadata_.incarnation;
@@ -55,7 +55,7 @@ class AdmissionTest : public ::testing::Test,
     return record;
   }
   TransferPtr Notify(uint64_t id) {
-    const TransferPtr record = std::make_shared<internal::TransferRecord>();
+    TransferPtr record = std::make_shared<internal::TransferRecord>();
     record->id = id;
     record->kind = TransferKind::kNotify;
     record->options.notification = "text";
@@ -167,18 +167,6 @@ TEST_F(AdmissionTest, WithoutAPathItSaysWhy) {
   EXPECT_TRUE(Admit());
   ASSERT_EQ(refused_.size(), 1u);
   EXPECT_THAT(std::string(refused_[0].second.message()), HasSubstr("backend verbs is not offered"));
-}
-
-TEST_F(AdmissionTest, AnOldTargetKnowsNoReadsUnderALease) {
-  Connect();
-  metadata_.max_version = kLeaseVersion - 1;
-  TransferPtr record = Write(1);
-  record->fetch.emplace();
-  queue_.Push(record);
-  Admit();
-  ASSERT_EQ(refused_.size(), 1u);
-  EXPECT_THAT(std::string(refused_[0].second.message()), HasSubstr("update its kvxfer"));
-  EXPECT_THAT(Begun(), IsEmpty());
 }
 
 TEST_F(AdmissionTest, OfALayerStreamOneBeginsAfterTheOther) {

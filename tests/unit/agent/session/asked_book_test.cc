@@ -23,8 +23,8 @@ class AskedBookTest : public ::testing::Test {
     for (const AskedBook::Question& quiet : book_.TakeQuiet()) ids.push_back(quiet.id);
     return ids;
   }
-  absl::Status Space(bool revoke, uint16_t version = kMaxProtocolVersion, size_t more = 0) const {
-    return book_.CheckSpace({.revoke = revoke, .regions = {1}}, version, more);
+  absl::Status Space(bool revoke, size_t more = 0) const {
+    return book_.CheckSpace({.revoke = revoke, .regions = {1}}, more);
   }
 
   AskedBook book_;
@@ -53,7 +53,6 @@ TEST_F(AskedBookTest, QuestionsOfBothKindsAreBoundedEachByItself) {
     Add(i, true, {i});
   }
   EXPECT_TRUE(Fails(Space(true), absl::StatusCode::kResourceExhausted, {"more QUIESCE"}));
-  EXPECT_OK(Space(true, kPageVersion - 1)) << "it asks for each region by itself";
   for (uint64_t i = 0; i < kMaxQuestions; ++i) {
     ASSERT_OK(Space(false));
     Add(i, false, {i});
@@ -64,7 +63,7 @@ TEST_F(AskedBookTest, QuestionsOfBothKindsAreBoundedEachByItself) {
   EXPECT_EQ(Quiet().size(), 2u);
   EXPECT_OK(Space(true));
   EXPECT_OK(Space(false));
-  EXPECT_FALSE(Space(true, kMaxProtocolVersion, 1).ok()) << "one waits elsewhere";
+  EXPECT_FALSE(Space(true, 1).ok()) << "one waits elsewhere";
 }
 
 TEST_F(AskedBookTest, TheRegionsOfAllQuestionsAreBounded) {
@@ -72,13 +71,13 @@ TEST_F(AskedBookTest, TheRegionsOfAllQuestionsAreBounded) {
   const std::array<uint64_t, 1> transfer{1};
   const QuiesceFrame frame{.revoke = true, .regions = page};
   size_t taken = 0;
-  while (taken < 100 && book_.CheckSpace(frame, kMaxProtocolVersion, 0).ok()) {
+  while (taken < 100 && book_.CheckSpace(frame, 0).ok()) {
     book_.Add({.id = ++taken, .revoke = true, .regions = page}, transfer);
   }
   EXPECT_EQ(taken, kMaxRegions / kMaxListedRegions);
   book_.End(1);
   EXPECT_EQ(book_.TakeQuiet().size(), taken);
-  EXPECT_OK(book_.CheckSpace(frame, kMaxProtocolVersion, 0));
+  EXPECT_OK(book_.CheckSpace(frame, 0));
 }
 
 }  // namespace

@@ -219,7 +219,6 @@ class FakeLink : public LinkUser {
   // Up, as its session has it.
   void GoUp(Time now) {
     link->LearnRails(kTimeout, now);
-    link->rails.OnVersion(true);
     link->state = Link::State::kUp;
     link->was_up = true;
     link->heard = now;
@@ -254,7 +253,6 @@ class FakePaths : public FakePeer, public PathSet::User {
   // What its handshake would do.
   void GoUp(Link& link) {
     link.LearnRails(kTimeout, now_);
-    link.rails.OnVersion(true);
     link.state = Link::State::kUp;
     link.was_up = true;
     link.heard = now_;

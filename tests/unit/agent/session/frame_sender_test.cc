@@ -55,7 +55,6 @@ class FrameSenderTest : public ::testing::Test, public FakePeer {
   FrameSenderTest() {
     runtime_.reverse_session = &reverse_;
     made_.GoUp(now_);
-    made_.link->carries = true;
     reverse_.heard = now_ - kMs;  // the peer spoke last over the link
   }
   void Push(size_t bytes = 1) {
@@ -131,15 +130,6 @@ TEST_F(FrameSenderTest, AFrameWhoseDataWaitsInTheLinkStaysOnIt) {
   EXPECT_TRUE(Send(true));
   EXPECT_THAT(Take(*made_.endpoint), ElementsAre(FrameType::kPiggyback));
   EXPECT_THAT(Take(reverse_.endpoint), IsEmpty());
-}
-
-TEST_F(FrameSenderTest, ATargetThatDoesNotKnowPiggybackFramesGetsNone) {
-  made_.link->carries = false;
-  Push();
-  PushBack();
-  EXPECT_TRUE(Send());
-  EXPECT_THAT(Take(*made_.endpoint), ElementsAre(FrameType::kQuiet));
-  EXPECT_FALSE(made_.link->carried);
 }
 
 TEST_F(FrameSenderTest, LargeFramesGoAlone) {

@@ -27,7 +27,7 @@ class QuiesceRepliesTest : public ::testing::Test, public QuiesceReplies::User {
 
   void Ask(uint64_t id, std::vector<uint64_t> transfers, bool revoke = false, bool cuda = false) {
     const QuiesceFrame frame{.id = id, .revoke = revoke, .regions = {5, 3}};
-    ASSERT_OK(replies_.CheckSpace(frame, kMaxProtocolVersion));
+    ASSERT_OK(replies_.CheckSpace(frame));
     replies_.Add(frame, cuda, transfers);
   }
   // The ids that were answered since the last call.
@@ -106,13 +106,12 @@ TEST_F(QuiesceRepliesTest, QuestionsThatWaitForMemoryCountAsAsked) {
   closing_ = true;
   const QuiesceFrame frame{.revoke = true, .regions = {1}};
   size_t asked = 0;
-  for (; replies_.CheckSpace(frame, kMaxProtocolVersion).ok(); ++asked) {
+  for (; replies_.CheckSpace(frame).ok(); ++asked) {
     ASSERT_LT(asked, 100'000u);
     replies_.Add(frame, true, {});
   }
   EXPECT_EQ(asked, kMaxRevocations);
-  EXPECT_TRUE(Fails(replies_.CheckSpace(frame, kMaxProtocolVersion),
-                    absl::StatusCode::kResourceExhausted, {"QUIESCE"}));
+  EXPECT_TRUE(Fails(replies_.CheckSpace(frame), absl::StatusCode::kResourceExhausted, {"QUIESCE"}));
 }
 
 TEST_F(QuiesceRepliesTest, AfterTheSessionNobodyWaits) {

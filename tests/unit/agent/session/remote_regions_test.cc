@@ -71,15 +71,6 @@ TEST(RemoteRegionsTest, RegionsThatThePeerDoesNotListAreGone) {
   EXPECT_EQ(Usable(regions, 9), (std::vector<uint32_t>{2, 3, 5, 9}));
 }
 
-TEST(RemoteRegionsTest, AnOldPeerListsWhatIsLiveInAnyOrder) {
-  const AgentMetadata metadata = Metadata(9);
-  RemoteRegions regions;
-  regions.Learn(metadata);
-  regions.RevokeAllBut({7, 2, 2, 9}, 8);
-  EXPECT_EQ(Usable(regions, 9), (std::vector<uint32_t>{2, 7, 9}));
-  EXPECT_OK(regions.CheckRevoked());
-}
-
 TEST(RemoteRegionsTest, APeerMayNotInventRegions) {
   RemoteRegions regions;
   for (uint32_t run = 0; run < 2 * kMaxRegions; ++run) regions.Revoke(1 + 2 * run);

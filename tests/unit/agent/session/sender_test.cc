@@ -48,7 +48,7 @@ class SenderTest : public ::testing::Test,
   };
   // A write of four slices that begins now.
   Outbound& Begin(uint64_t id, const How& how) {
-    const TransferPtr record = std::make_shared<internal::TransferRecord>();
+    TransferPtr record = std::make_shared<internal::TransferRecord>();
     Plan(*record, MemoryKind::kHost);
     record->id = id;
     record->peer = "decode-0";

@@ -53,7 +53,7 @@ class TransferSetTest : public ::testing::Test, public FakePaths {
     return *set_;
   }
   TransferPtr Make(uint64_t id) {
-    const TransferPtr record = std::make_shared<internal::TransferRecord>();
+    TransferPtr record = std::make_shared<internal::TransferRecord>();
     Plan(*record, MemoryKind::kHost);
     record->id = id;
     record->peer = metadata_.name;
@@ -62,7 +62,7 @@ class TransferSetTest : public ::testing::Test, public FakePaths {
     return record;
   }
   TransferPtr Submit(uint64_t id, const std::string& notification = "") {
-    const TransferPtr record = Make(id);
+    TransferPtr record = Make(id);
     if (!notification.empty()) record->options.notification = notification;
     Set().Submit(record, absl::OkStatus());
     return record;
@@ -77,8 +77,7 @@ class TransferSetTest : public ::testing::Test, public FakePaths {
   template <typename Frame>
   absl::Status Says(FrameType type, const Frame& frame) {
     const std::string body = Encode(frame);
-    const absl::Status status =
-        Set().OnNumbered({.type = type, .body = std::as_bytes(std::span(body))});
+    absl::Status status = Set().OnNumbered({.type = type, .body = std::as_bytes(std::span(body))});
     Set().Settle();
     return status;
   }

@@ -27,8 +27,7 @@ AgentMetadata Sample(uint32_t regions) {
   AgentMetadata metadata;
   metadata.name = "decode-0";
   for (size_t i = 0; i < 16; ++i) metadata.incarnation.bytes[i] = static_cast<uint8_t>(i + 1);
-  metadata.min_version = kMinProtocolVersion;
-  metadata.max_version = 1;  // as the golden bytes have it
+  metadata.min_version = metadata.max_version = 7;  // as the golden bytes have it
   metadata.host = {.hostname = "node-17",
                    .boot_id = "0f5a9c1e-7f3b-4ac2-9d52-0d8f1f5f2a11",
                    .net_namespace = 4026531840,

@@ -59,18 +59,6 @@ RegionsFrame Page(uint32_t first, uint32_t last) {
   return {.target = kThere, .first = first, .last = last};
 }
 
-HelloFrame HelloOf(const Session& session, uint64_t* ack = nullptr) {
-  const std::string message = session.Hello();
-  const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));
-  EXPECT_OK(envelope);
-  EXPECT_EQ(envelope->type, FrameType::kHello);
-  EXPECT_EQ(envelope->sequence, 0u);
-  if (ack != nullptr) *ack = envelope->ack;
-  const auto hello = Decode<HelloFrame>(envelope->body);
-  EXPECT_OK(hello);
-  return *hello;
-}
-
 // Hands over all that is to be sent; returns how many messages that were.
 size_t SendAll(ReliableChannel& channel) {
   size_t sent = 0;
@@ -90,7 +78,6 @@ TEST(SessionTest, ItBeginsUnknownAndWithoutAConnection) {
   const Session session = Made(At(3));
   EXPECT_EQ(session.state(), State::kNew);
   EXPECT_EQ(session.number(), kFirst);
-  EXPECT_EQ(session.version(), 0);
   EXPECT_EQ(session.unlinked(), At(3));
   EXPECT_TRUE(session.idle());
 }
@@ -129,8 +116,7 @@ TEST(SessionTest, AHelloSaysWhoIsMeantAndWhatCanBeReplayed) {
     SendAll(session.channel());
     EXPECT_OK(session.channel().OnAck(2));
     EXPECT_OK(session.OnNumbered(Numbered(1), Ignore));
-    uint64_t ack = 0;
-    const HelloFrame hello = HelloOf(session, &ack);
+    const HelloFrame hello = session.Hello();
     EXPECT_EQ(hello.initiator, kHere);
     EXPECT_EQ(hello.target, kThere);
     EXPECT_EQ(hello.session, session.number());
@@ -141,88 +127,72 @@ TEST(SessionTest, AHelloSaysWhoIsMeantAndWhatCanBeReplayed) {
     // A target that has answered a hello of the session goes on with it.
     const bool known = state == State::kLinked || state == State::kUnlinked;
     EXPECT_EQ(hello.oldest_kept, known ? 3u : 0u);
-    EXPECT_EQ(ack, 1u);
   }
 }
 
-TEST(SessionTest, TheAnswerSaysWhatTheConnectionCanDo) {
-  for (uint16_t version = kMinProtocolVersion; version <= kMaxProtocolVersion; ++version) {
-    Session session = Made();
-    Handshake handshake;
-    const auto agreed = session.OnHelloAck(handshake, Ack(version));
-    ASSERT_OK(agreed);
-    EXPECT_EQ(agreed->piggybacks, version >= kPiggybackVersion);
-    EXPECT_EQ(agreed->fences_rails, version >= kRailVersion);
-    EXPECT_EQ(agreed->lists_regions, version < kPageVersion);
-    EXPECT_EQ(session.version(), version);
-    EXPECT_TRUE(handshake.complete());
-    // Nothing is up before the user says so.
-    EXPECT_EQ(session.state(), State::kNew);
-  }
-}
-
-TEST(SessionTest, AHandshakeIsCompleteWithTheAnswerAndAllPagesInAnyOrder) {
+TEST(SessionTest, AnAnswerIsCompleteWithAllPagesInAnyOrder) {
   Session session = Made();
-  Handshake handshake;
-  EXPECT_FALSE(handshake.complete());
-  EXPECT_OK(session.OnPage(handshake, Page(4, 7)));
-  EXPECT_FALSE(handshake.complete());
-  ASSERT_OK(session.OnHelloAck(handshake, Ack(kMaxProtocolVersion, 7)));
-  EXPECT_FALSE(handshake.complete());
-  EXPECT_OK(session.OnPage(handshake, Page(1, 2)));
-  EXPECT_FALSE(handshake.complete());
-  EXPECT_OK(session.OnPage(handshake, Page(3, 3)));
-  EXPECT_TRUE(handshake.complete());
+  HelloAnswer answer;
+  EXPECT_FALSE(answer.complete());
+  EXPECT_OK(session.OnPage(answer, Page(4, 7)));
+  EXPECT_FALSE(answer.complete());
+  ASSERT_OK(session.OnHelloAck(answer, Ack(kMaxProtocolVersion, 7)));
+  EXPECT_FALSE(answer.complete());
+  EXPECT_OK(session.OnPage(answer, Page(1, 2)));
+  EXPECT_FALSE(answer.complete());
+  EXPECT_OK(session.OnPage(answer, Page(3, 3)));
+  EXPECT_TRUE(answer.complete());
 }
 
 TEST(SessionTest, PagesMayBeThereBeforeTheAnswer) {
   Session session = Made();
-  Handshake handshake;
-  EXPECT_OK(session.OnPage(handshake, Page(1, 5)));
-  EXPECT_FALSE(handshake.complete());
-  ASSERT_OK(session.OnHelloAck(handshake, Ack(kMaxProtocolVersion, 5)));
-  EXPECT_TRUE(handshake.complete());
+  HelloAnswer answer;
+  EXPECT_OK(session.OnPage(answer, Page(1, 5)));
+  EXPECT_FALSE(answer.complete());
+  ASSERT_OK(session.OnHelloAck(answer, Ack(kMaxProtocolVersion, 5)));
+  EXPECT_TRUE(answer.complete());
 }
 
-TEST(SessionTest, BeforePagesTheAnswerListsTheRegions) {
+TEST(SessionTest, TheAnswerHasAVersionThatWasOffered) {
   Session session = Made();
-  Handshake handshake;
-  ASSERT_OK(session.OnHelloAck(handshake, Ack(kPageVersion - 1, 100)));
-  EXPECT_TRUE(handshake.complete());
+  for (const int version : {kMinProtocolVersion - 1, kMaxProtocolVersion + 1}) {
+    HelloAnswer answer;
+    EXPECT_TRUE(Fails(session.OnHelloAck(answer, Ack(static_cast<uint16_t>(version))),
+                      absl::StatusCode::kInvalidArgument, {"which nobody offered"}));
+    EXPECT_FALSE(answer.complete());
+  }
 }
 
 TEST(SessionTest, WhatAnotherIncarnationSaysBreaksTheProtocol) {
   Session session = Made();
-  Handshake handshake;
+  HelloAnswer answer;
   HelloAckFrame ack = Ack(kMaxProtocolVersion);
   ack.target = Life(3);
-  EXPECT_TRUE(Fails(session.OnHelloAck(handshake, ack), absl::StatusCode::kInvalidArgument,
+  EXPECT_TRUE(Fails(session.OnHelloAck(answer, ack), absl::StatusCode::kInvalidArgument,
                     {"another incarnation took the hello"}));
-  EXPECT_FALSE(handshake.complete());
-  EXPECT_EQ(session.version(), 0);
+  EXPECT_FALSE(answer.complete());
   RegionsFrame page = Page(1, 1);
   page.target = Life(3);
-  EXPECT_TRUE(Fails(session.OnPage(handshake, page), absl::StatusCode::kInvalidArgument,
+  EXPECT_TRUE(Fails(session.OnPage(answer, page), absl::StatusCode::kInvalidArgument,
                     {"regions of another incarnation"}));
 }
 
 TEST(SessionTest, OneHelloHasOneAnswer) {
   Session session = Made();
-  Handshake handshake;
-  ASSERT_OK(session.OnHelloAck(handshake, Ack(2)));
-  EXPECT_TRUE(Fails(session.OnHelloAck(handshake, Ack(kMaxProtocolVersion)),
+  HelloAnswer answer;
+  ASSERT_OK(session.OnHelloAck(answer, Ack(kMaxProtocolVersion)));
+  EXPECT_TRUE(Fails(session.OnHelloAck(answer, Ack(kMaxProtocolVersion)),
                     absl::StatusCode::kInvalidArgument, {"second hello-ack"}));
-  EXPECT_EQ(session.version(), 2);
-  // Another connection has a handshake of its own.
-  Handshake other;
-  EXPECT_OK(session.OnHelloAck(other, Ack(2)));
+  // Another connection has an answer of its own.
+  HelloAnswer other;
+  EXPECT_OK(session.OnHelloAck(other, Ack(kMaxProtocolVersion)));
 }
 
 TEST(SessionTest, WhatEachRefusalMeans) {
   struct Case {
     RefuseReason reason;
     absl::StatusCode code;
-    bool again, forgotten, gone;
+    bool again, forgotten, restarted;
   };
   const Case cases[] = {
       {RefuseReason::kVersion, absl::StatusCode::kFailedPrecondition, false, false, false},
@@ -230,15 +200,17 @@ TEST(SessionTest, WhatEachRefusalMeans) {
       {RefuseReason::kIncarnation, absl::StatusCode::kFailedPrecondition, false, false, true},
       {RefuseReason::kSession, absl::StatusCode::kUnavailable, true, true, false},
       {RefuseReason::kClosing, absl::StatusCode::kUnavailable, true, false, false},
+      {RefuseReason::kNotProved, absl::StatusCode::kFailedPrecondition, false, false, false},
+      {RefuseReason{99}, absl::StatusCode::kFailedPrecondition, false, false, false},
   };
-  for (const auto& [reason, code, again, forgotten, gone] : cases) {
+  for (const auto& [reason, code, again, forgotten, restarted] : cases) {
     const Session session = Made();
     const auto refusal =
-        session.OnRefuse({.reason = reason, .target = Life(9), .text = "not\nyou"});
+        session.OnRefuse({.reason = reason, .target = Life(9), .text = "not\nyou"}, true);
     EXPECT_EQ(refusal.again, again);
     EXPECT_EQ(refusal.forgotten, forgotten);
-    EXPECT_EQ(refusal.gone, gone);
-    if (gone) {
+    EXPECT_EQ(refusal.restarted, restarted);
+    if (restarted) {
       EXPECT_TRUE(Fails(refusal.why, code,
                         {"peer decode-0 restarted", kThere.ToString().c_str(),
                          Life(9).ToString().c_str(), "add the new metadata"}));
@@ -247,6 +219,14 @@ TEST(SessionTest, WhatEachRefusalMeans) {
     EXPECT_TRUE(Fails(refusal.why, code, {"peer decode-0 refused: not"}));
     // It is the peer's text: no line of a log ends in it.
     EXPECT_EQ(refusal.why.message().find('\n'), absl::string_view::npos);
+  }
+}
+
+TEST(SessionTest, OnlyTheTargetItselfForgetsASession) {
+  for (const bool proved : {false, true}) {
+    const auto refusal = Made().OnRefuse({.reason = RefuseReason::kSession}, proved);
+    EXPECT_EQ(refusal.forgotten, proved);
+    EXPECT_TRUE(refusal.again);
   }
 }
 
@@ -268,8 +248,6 @@ TEST(SessionTest, WhatWasSentIsReplayedWhenAConnectionIsLostAndWhenTheFirstIsUp)
 
 TEST(SessionTest, ARenewedSessionHasNothingOfTheOneBefore) {
   Session session = In(State::kLinked);
-  Handshake handshake;
-  ASSERT_OK(session.OnHelloAck(handshake, Ack(3)));
   ReliableChannel* const channel = &session.channel();
   session.channel().Push(FrameType::kQuiet, QuietFrame{});
   EXPECT_OK(session.OnNumbered(Numbered(1), Ignore));
@@ -280,8 +258,6 @@ TEST(SessionTest, ARenewedSessionHasNothingOfTheOneBefore) {
   EXPECT_EQ(&session.channel(), channel);
   EXPECT_EQ(channel->received(), 0u);
   EXPECT_EQ(SendAll(*channel), 0u);
-  // Until a target answers, the version is that of the session before.
-  EXPECT_EQ(session.version(), 3);
 }
 
 TEST(SessionTest, ItIsGivenUpAfterAWhileWithoutAConnectionIfAnythingWaits) {
@@ -470,11 +446,10 @@ void Check(const World& world, const std::string& path) {
   EXPECT_EQ(session.state(), known.known() ? (away ? State::kUnlinked : State::kLinked)
                                            : (away ? State::kNew : State::kRenewed))
       << path;
-  uint64_t ack = 0;
-  const HelloFrame hello = HelloOf(session, &ack);
+  const HelloFrame hello = session.Hello();
   EXPECT_EQ(hello.session, known.number()) << path;
   EXPECT_EQ(hello.oldest_kept, known.known() ? known.acknowledged() + 1 : 0) << path;
-  EXPECT_EQ(ack, known.received()) << path;
+  EXPECT_EQ(session.channel().received(), known.received()) << path;
   const bool kept = known.pushed() > known.acknowledged();
   EXPECT_EQ(session.idle(), !kept) << path;
   for (const bool waits : {false, true}) {

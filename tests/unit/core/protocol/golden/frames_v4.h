@@ -12,10 +12,6 @@ inline constexpr char kKvPart[] =
     "02000000 6b76 1817161514131211 03000000 723a37 0807060504030201 02000000 04000000 "
     "10000000 08000000 01 02000000 6869";
 
-// The body of fetch-begin (type 20).
-inline constexpr char kFetchBegin[] =
-    "0700000000000000 03000000 723a37 0807060504030201 00ca9a3b00000000";
-
 // The body of fetch-end (type 21).
 inline constexpr char kFetchEnd[] = "0700000000000000 03000000 723a37 02000000";
 
