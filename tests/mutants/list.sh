@@ -287,11 +287,13 @@ mutant "session: a target that acknowledges nothing is put up with" $session \
 mutant "session: a piggybacked message acknowledges nothing" $session \
   'if (auto status = channel_.OnAck(envelope->ack); !status.ok()) return status;' ''
 mutant "session: given up though nothing waits" $session \
-  'return awaits && unlinked_' 'return unlinked_'
+  'return awaits && state_' 'return state_'
 mutant "session: frames that are kept do not wait" $session \
   'const bool awaits = waits || !idle();' 'const bool awaits = waits;'
 mutant "session: given up while a connection is up" $session \
-  'return awaits && unlinked_ != Time{} ?' 'return awaits ?'
+  'return awaits && state_ == State::kUnlinked ?' 'return awaits ?'
+mutant "session: given up again and again" $session \
+  'return awaits && state_ == State::kUnlinked ?' 'return awaits && unlinked_ != Time{} ?'
 mutant "session: the next session has the same number" $session '  ++number_;' ''
 mutant "session: the next session replays the one before" $session \
   '  channel_ = ReliableChannel();' ''

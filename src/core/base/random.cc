@@ -1,5 +1,6 @@
 #include "src/core/base/random.h"
 
+#include <fcntl.h>
 #include <sys/auxv.h>
 #include <sys/random.h>
 #include <time.h>
@@ -11,6 +12,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+
+#include "src/core/base/own_fd.h"
 
 namespace kvxfer {
 namespace {
@@ -71,6 +74,18 @@ void FillRandom(std::span<uint8_t> bytes) {
     std::memcpy(bytes.data(), &hash, some);
     bytes = bytes.subspan(some);
   }
+}
+
+bool FillSecret(std::span<uint8_t> bytes) {
+  if (FillFromKernel(bytes)) return true;
+  const OwnFd fd = OwnFd::Open([] { return ::open("/dev/urandom", O_RDONLY | O_CLOEXEC); });
+  while (fd.valid() && !bytes.empty()) {
+    const ssize_t got = ::read(fd.get(), bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(got));
+  }
+  return fd.valid();
 }
 
 uint32_t RandomNonZero32() { return RandomNonZero<uint32_t>(); }

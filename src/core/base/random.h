@@ -13,6 +13,8 @@
 namespace kvxfer {
 
 void FillRandom(std::span<uint8_t> bytes);
+// Secret bits alone, from the kernel in one way or the other. False: it gave none.
+bool FillSecret(std::span<uint8_t> bytes);
 // Never 0, because 0 means "none" wherever these values are used.
 uint32_t RandomNonZero32();
 uint64_t RandomNonZero64();

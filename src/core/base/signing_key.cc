@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/base/random.h"
 
 namespace kvxfer {
 namespace {
@@ -39,8 +40,15 @@ const uint8_t* Bytes(std::string_view text) {
 void SigningKey::Free::operator()(evp_pkey_st* key) const { EVP_PKEY_free(key); }
 
 absl::StatusOr<SigningKey> SigningKey::Generate() {
-  KeepUntilTheEnd();
-  return Of(EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519"));
+  std::array<uint8_t, 32> seed{};
+  if (!FillSecret(seed)) {
+    return absl::UnavailableError(
+        "no key can be made: the kernel gives no random bits, neither by getrandom nor from "
+        "/dev/urandom; allow one of them in this sandbox");
+  }
+  auto key = FromSeed(seed);
+  OPENSSL_cleanse(seed.data(), seed.size());
+  return key;
 }
 
 absl::StatusOr<SigningKey> SigningKey::FromSeed(std::span<const uint8_t, 32> seed) {

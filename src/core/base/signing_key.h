@@ -26,7 +26,7 @@ using Signature = std::array<uint8_t, 64>;
 // Movable, not copyable: the private key is in one place, and is overwritten when that ends.
 class SigningKey {
  public:
-  // A new key, out of libcrypto's random bits. Internal: libcrypto gave none, and why.
+  // A new key. Unavailable: the kernel gives no secret bits.
   static absl::StatusOr<SigningKey> Generate();
   // The key that `seed`, the 32 bytes of RFC 8032, stands for.
   static absl::StatusOr<SigningKey> FromSeed(std::span<const uint8_t, 32> seed);

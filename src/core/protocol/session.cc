@@ -115,7 +115,7 @@ absl::Status Session::OnPiggybacked(std::span<const std::byte> message, Take tak
 
 Time Session::abandon_at(bool waits) const {
   const bool awaits = waits || !idle();
-  return awaits && unlinked_ != Time{} ? unlinked_ + kAbandonAfter : Time::max();
+  return awaits && state_ == State::kUnlinked ? unlinked_ + kAbandonAfter : Time::max();
 }
 
 void Session::Renew() {

@@ -135,8 +135,8 @@ class Session {
   bool idle() const { return channel_.kept() == 0; }
   // A transfer posted then was posted before the last connection was lost.
   bool Precedes(Time posted) const { return posted <= unlinked_; }
-  // When a session that waits for the target's word is given up. `waits`: for a word on a transfer.
-  // Time::max(): not at all, as matters stand.
+  // When a session that waits for the target's word is given up, once. `waits`: for a word on a
+  // transfer. Time::max(): not at all, as matters stand; the target knows nothing of it.
   Time abandon_at(bool waits) const;
   // The next session: the target knows nothing of it yet.
   void Renew();

@@ -35,7 +35,7 @@ class TestEndpoint final : public ControlEndpoint {
       : ControlEndpoint(hub, std::move(control), std::move(from)) {}
 
   EndpointInfo Describe() const override { return {.path = Name()}; }
-  void Authorize() override {}
+  void Authorize() override { OnAuthorized(); }
   bool Post(const Op&) override { return false; }
   void Fence(FenceScope) override {}
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion&,
@@ -188,9 +188,22 @@ TEST(NetControlEndpoint, CarriesMessagesAndFramesBothWaysInOrder) {
   EXPECT_EQ(pair.in().frames, std::vector<std::string>{"frame"});
 }
 
+TEST(NetControlEndpoint, ItTakesShortFramesUntilItIsAuthorised) {
+  Pair pair;
+  ASSERT_TRUE(pair.Connect());
+  const std::string longest(kMaxFirstMessageBytes, 'm');
+  EXPECT_TRUE(pair.out->Send(Bytes(longest)));
+  ASSERT_TRUE(pair.Until([&] { return pair.target.messages.size() == 1; }));
+  EXPECT_TRUE(pair.out->Send(Bytes(longest + "m")));
+  ASSERT_TRUE(pair.Until([&] { return pair.in().down() && pair.initiator.Saw(EventKind::kDown); }));
+  EXPECT_THAT(std::string(pair.target.why.message()), HasSubstr("16385 bytes before"));
+  EXPECT_EQ(pair.target.messages.size(), 1u);
+}
+
 TEST(NetControlEndpoint, MessagesThatFindNoRoomAreRefusedAndWhatWasTakenArrives) {
   Pair pair;
   ASSERT_TRUE(pair.Connect());
+  pair.in().Authorize();
   const std::string message(kMaxMessageBytes, 'm');
   EXPECT_FALSE(pair.out->Send(Bytes(message + "m")));
   size_t taken = 0;

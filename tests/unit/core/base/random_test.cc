@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kvxfer/agent.h"
+#include "src/core/base/signing_key.h"
 #include "tests/support/child_process.h"
 #include "tests/support/flavour.h"
 #include "tests/support/scale.h"
@@ -47,21 +48,26 @@ TEST(Random, DrawsDifferInAnySize) {
   EXPECT_TRUE(DrawsDiffer<16>(1000));
   EXPECT_TRUE(DrawsDiffer<37>(1000));
   EXPECT_TRUE(WordsDiffer());
+  std::array<uint8_t, 37> secret{};
+  EXPECT_TRUE(FillSecret(secret));
+  EXPECT_NE(secret, (std::array<uint8_t, 37>{}));
 }
 
-// From now on getrandom fails in this process.
-bool ForbidGetrandom() {
+// From now on that system call fails in this process.
+bool Forbid(uint32_t call) {
   std::array<sock_filter, 4> program = {{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_getrandom, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   }};
   const sock_fprog filter{.len = program.size(), .filter = program.data()};
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
-  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) != 0) return false;
+  return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0;
+}
+bool ForbidGetrandom() {
   uint8_t byte = 0;
-  return getrandom(&byte, 1, 0) < 0;
+  return Forbid(__NR_getrandom) && getrandom(&byte, 1, 0) < 0;
 }
 
 // In a sandbox without getrandom identities and keys are still unique, and nobody waits for ever.
@@ -80,6 +86,24 @@ KVXFER_CHILD(WithoutGetrandom) {
             .ok());
   }
   return 0;
+}
+
+// A key of bits that can be guessed would prove nothing: there is none then.
+KVXFER_CHILD(WithoutSecrets) {
+  CHILD_EXPECT(ForbidGetrandom());
+  std::array<uint8_t, 32> bits{};
+  CHILD_EXPECT(FillSecret(bits) && bits != (std::array<uint8_t, 32>{}));
+  CHILD_EXPECT(Forbid(__NR_openat));
+  CHILD_EXPECT(!FillSecret(bits));
+  CHILD_EXPECT(DrawsDiffer<16>(1000));
+  const auto key = SigningKey::Generate();
+  CHILD_EXPECT(absl::IsUnavailable(key.status()));
+  CHILD_EXPECT(key.status().message().find("/dev/urandom") != absl::string_view::npos);
+  return 0;
+}
+
+TEST(Random, WithoutSecretBitsThereIsNoKey) {
+  EXPECT_EQ(RunChild("WithoutSecrets", {}, kAmple), 0);
 }
 
 TEST(Random, WithoutGetrandom) { EXPECT_EQ(RunChild("WithoutGetrandom", {}, kAmple), 0); }
