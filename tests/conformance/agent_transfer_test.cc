@@ -32,7 +32,8 @@ std::string PayloadOf(size_t bytes) {
 // Size and number in every pair that fits in `max_bytes`; the other choices rotate with coprime
 // periods, so that they meet in every pair as well.
 std::vector<TransferCase> PairwiseCases(uint64_t max_bytes) {
-  const std::vector<uint64_t> sizes = {0, 1, 7, 4095, 4096, kMiB, (kSlow || kQuick ? 8 : 64) * kMiB + 3};
+  const std::vector<uint64_t> sizes = {
+      0, 1, 7, 4095, 4096, kMiB, (kSlow || kQuick ? 8 : 64) * kMiB + 3};
   const std::vector<uint64_t> counts = {1, 2, 17, 200, 1000, 10'000, 100'000};
   const std::vector<size_t> payloads = {0, 1, 100, 4096, 64 * 1024};
   std::vector<TransferCase> cases;
