@@ -21,7 +21,7 @@ using DigestContext = std::unique_ptr<EVP_MD_CTX, FreeDigest>;
 // Takes libcrypto's errors of this thread, so that nobody else meets them.
 absl::Status Failed(const char* what) {
   std::array<char, 256> why{};
-  const unsigned long code = ERR_get_error();
+  const auto code = ERR_get_error();
   if (code != 0) ERR_error_string_n(code, why.data(), why.size());
   ERR_clear_error();
   return absl::InternalError(

@@ -192,7 +192,7 @@ std::string Handshake::Signed(Role role) const {
   return covered.Take();
 }
 
-absl::Status Handshake::Refuse(RefuseReason reason, std::string text) {
+absl::Status Handshake::Refuse(RefuseReason reason, const std::string& text) {
   refusal_ = reason;
   return absl::FailedPreconditionError(text);
 }

@@ -99,7 +99,7 @@ class Handshake {
   absl::Status TakeProof(const Envelope& envelope);
   absl::Status CheckOwner(const PublicKey& key, const Incarnation& said) const;
   std::string Signed(Role role) const;
-  absl::Status Refuse(RefuseReason reason, std::string text);
+  absl::Status Refuse(RefuseReason reason, const std::string& text);
 
   Side side_;
   State state_;
