@@ -60,7 +60,8 @@ void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
   link->heard = Now();
   link->handshake = std::make_unique<Handshake>(Handshake::Accepting(runtime_->NewSide(backend)));
   if (unproved_.size() >= kMaxUnproved) {
-    CloseLink(*unproved_.front(), absl::ResourceExhaustedError("too many connections begin"));
+    Refuse(*unproved_.front(), RefuseReason::kClosing,
+           "too many connections begin at once; try again");
   }
   unproved_.push_back(link.get());
   runtime_->users[link->endpoint.get()] = link.get();

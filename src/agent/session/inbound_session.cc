@@ -9,7 +9,7 @@
 
 namespace kvxfer {
 
-// Its incarnation is random.
+// A hash of its key.
 KvLeases::Reader InboundSession::reader() const {
   KvLeases::Reader reader = 0;
   std::memcpy(&reader, initiator.bytes.data(), sizeof(reader));

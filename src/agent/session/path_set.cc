@@ -106,6 +106,7 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
   }
   bool wait = false;
   bool late = false;
+  Path* tried_on = nullptr;
   for (const uint8_t index : order) {
     Path& path = paths_[index];
     if (!fits(path)) continue;
@@ -122,7 +123,10 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
       late = true;
       continue;
     }
-    if (GaveUp(path, posted, now)) continue;
+    if (path.failures > 0 && path.failed_at >= posted) {
+      if (tried_on == nullptr && IsTriedOn(path, now)) tried_on = &path;
+      continue;
+    }
     if (now < path.retry_at) {
       wait = true;  // but a path after it may be up
       continue;
@@ -134,15 +138,18 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
   if (other != nullptr) return other;
   if (second != nullptr) return second;
   if (late) return nullptr;
-  return Unreachable(backend);
+  if (tried_on == nullptr) return Unreachable(backend);
+  if (now >= tried_on->retry_at) Dial(*tried_on, now).IgnoreError();
+  return nullptr;
 }
 
-// For what was posted at `posted`.
-bool PathSet::GaveUp(const Path& path, Time posted, Time now) const {
-  if (path.failures == 0 || path.failed_at < posted) return false;
-  if (absl::IsFailedPrecondition(path.last_error)) return true;  // the peer's own refusal
-  const bool carried = path.lost_at != Time{} && now - path.lost_at < Session::kAbandonAfter;
-  return !(carried && user_->PeerIsConnected());
+// Where no other path is left: it carried, and its attempts since then are no proof that the peer
+// cannot be reached, for the peer is connected to this agent.
+bool PathSet::IsTriedOn(const Path& path, Time now) const {
+  if (absl::IsFailedPrecondition(path.last_error))
+    return false;  // another one is there, or it refuses
+  return path.lost_at != Time{} && now - path.lost_at < Session::kAbandonAfter &&
+         user_->PeerIsConnected();
 }
 
 // Words pass on it, and data not yet.

@@ -5,9 +5,9 @@
 // reaches is staged over one that can. A path that failed is not waited for where another one
 // suits, and is tried again beside it after a rest. Links are made when a transfer wants one.
 //
-// One attempt that fails shows that the peer cannot be reached, except where it says otherwise
-// itself: a path that carried before, to a peer that is connected to this agent, is tried for
-// Session::kAbandonAfter.
+// One attempt over each path that fails shows that the peer cannot be reached, except where it says
+// otherwise itself: where no other path is left, one that carried before, to a peer that is
+// connected to this agent, is tried for Session::kAbandonAfter.
 //
 // What a link says goes to its user, who tells the set of what concerns it: OnProven and OnDown.
 //
@@ -119,7 +119,7 @@ class PathSet {
   PathOrder Preferred(uint64_t bytes, Time now) const;
   absl::StatusOr<Link*> LinkFor(const std::string& backend, uint64_t bytes, Time posted, Time now,
                                 Suits suits, Link* second = nullptr);
-  bool GaveUp(const Path& path, Time posted, Time now) const;
+  bool IsTriedOn(const Path& path, Time now) const;
   void PassOver(Path& path);
   void TryAgain(Path& path, Time now);
   absl::Status Dial(Path& path, Time now);

@@ -1,19 +1,15 @@
-// What the target says: arrivals, freed slots, grants, credit, quiesce requests.
-#include <algorithm>
-#include <unordered_set>
-#include <utility>
-
+// Messages of the target, and which part of the peer each is for.
 #include "src/agent/session/peer.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
-#include "src/core/base/text.h"
-#include "src/core/kv/lease_refusal.h"
-#include "src/cuda/closer.h"
 
 namespace kvxfer {
 
 void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
   if (link.state == Link::State::kClosing) return;
+  if (link.state == Link::State::kConnecting) {
+    return link.Close(absl::InvalidArgumentError("a message before the connection is made"));
+  }
   if (link.state == Link::State::kProving) return OnProving(link, message);
   auto envelope = DecodeEnvelope(message);
   if (!envelope.ok()) return ProtocolError(link, envelope.status());

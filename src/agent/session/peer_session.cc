@@ -80,7 +80,7 @@ void Peer::GoUp(Link& link) {
 
 void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   auto refuse = Decode<RefuseFrame>(envelope.body);
-  const bool proved = link.state != Link::State::kProving;
+  const bool proved = link.state == Link::State::kHello || link.state == Link::State::kUp;
   if (!refuse.ok()) {
     return proved ? ProtocolError(link, refuse.status()) : link.Close(refuse.status());
   }
@@ -90,7 +90,9 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   if (refusal.forgotten) ResetSession(refusal.why, Ends::kPreceding);
   // Whoever is at its address has not proved to be its successor: this ends transfers that no other
   // connection can carry, and says nothing of the bytes that are on their way.
-  if (refusal.restarted && paths_.UpLink() == nullptr) ResetSession(refusal.why, Ends::kAll);
+  bool other = false;
+  paths_.ForEachLink([&](const Link& one) { other |= one.state != Link::State::kClosing; });
+  if (refusal.restarted && !other) ResetSession(refusal.why, Ends::kAll);
 }
 
 // Where the peer's process is proven dead, nothing is kept for it.

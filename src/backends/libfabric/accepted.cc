@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> LibfabricAcceptedEndpoint::Import(
 
 absl::Status LibfabricAcceptedEndpoint::OnDecoded(const Frame& frame) {
   if (const auto* offer = std::get_if<Offer>(&frame)) return OnOffer(*offer);
-  if (const auto* quiet = std::get_if<Quiet>(&frame)) {
+  if (const auto* quiet = std::get_if<Quiet>(&frame); quiet != nullptr && authorized_) {
     if (quiet_.size() == FenceBook::kMaxEarly) {
       return absl::ResourceExhaustedError("the peer stops transfers whose writes do not come");
     }

@@ -223,6 +223,7 @@ absl::Status UcxEndpoint::OnCredit(uint32_t taken) {
 
 // The marker: no read of the transfer follows, and the initiator no longer wants those that came.
 absl::Status UcxEndpoint::OnFence(uint64_t transfer) {
+  if (!authorized_) return absl::PermissionDeniedError("a fence before anything was authorised");
   std::erase_if(served_, [&](const Serving& read) { return read.transfer == transfer; });
   EmitFenced(transfer, fences_.OnMarker(transfer, 0));
   return absl::OkStatus();

@@ -142,6 +142,36 @@ TEST_F(PathSetTest, ALostPathIsTriedOnWhileThePeerIsConnected) {
   EXPECT_THAT(Goes(record), HasSubstr("unreachable (tcp: refused)"));
 }
 
+// Expect that a path that was never tried goes first, and that both wait for their rests.
+TEST_F(PathSetTest, ALostPathIsTriedOnOnlyWhereNoOtherIsLeft) {
+  FakeBackend& verbs = Both("verbs");
+  FakeBackend& tcp = Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  peer_is_connected_ = true;
+  EXPECT_EQ(Goes(record), "waits");
+  Prove(Making(0));
+  Fail(Making(0), absl::UnavailableError("reset"));
+  EXPECT_EQ(Goes(record), "waits");
+  Fail(Making(0));
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(tcp.dials, 1);
+  Fail(Making(1));
+  now_ += 2 * kTimeout;
+  const int dials = verbs.dials;
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(verbs.dials, dials + 1);
+  EXPECT_EQ(tcp.dials, 1);
+  // Expect that one that fails at once waits for its rest.
+  Fail(Making(0));
+  verbs.connects = absl::UnavailableError("no device");
+  now_ += 2 * kTimeout;
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(verbs.dials, dials + 2);
+}
+
 TEST_F(PathSetTest, ALostPathThatIsRefusedForGoodIsNotTriedOn) {
   Both("tcp");
   MakeRegions();

@@ -1,6 +1,7 @@
 #include "src/core/base/signing_key.h"
 
 #include <gtest/gtest.h>
+#include <openssl/err.h>
 
 #include <string>
 
@@ -65,6 +66,39 @@ TEST(SigningKey, WhatIsNoKeyVerifiesNothing) {
 TEST(SigningKey, AnIncarnationIsHalfOfTheHash) {
   ASSERT_OK_AND_ASSIGN(const Incarnation incarnation, IncarnationOf(FromHex<32>(kVectors[0].key)));
   EXPECT_EQ(incarnation.ToString(), "21fe31dfa154a261626bf854046fd227");
+}
+
+// With a key of small order the signature (R = the neutral point, s = 0) verifies for some
+// messages, or for all. Expect that it never does, whatever the sign of x and however y is written.
+TEST(SigningKey, KeysOfSmallOrderVerifyNothing) {
+  const char* const keys[] = {"0000000000000000000000000000000000000000000000000000000000000000",
+                              "0100000000000000000000000000000000000000000000000000000000000000",
+                              "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+                              "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+                              "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+                              "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+                              "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"};
+  Signature forged{};
+  forged[0] = 1;
+  for (const char* hex : keys) {
+    for (const uint8_t sign : {uint8_t{0}, uint8_t{0x80}}) {
+      PublicKey key = FromHex<32>(hex);
+      key.back() = static_cast<uint8_t>(key.back() | sign);
+      for (int message = 0; message < 100; ++message) {
+        EXPECT_FALSE(Verify(key, std::to_string(message), forged)) << hex << ", " << message;
+      }
+    }
+  }
+}
+
+// Expect that the errors which the application has in libcrypto stay, and that none is added.
+TEST(SigningKey, TheApplicationsErrorsStay) {
+  ERR_clear_error();
+  ERR_raise(ERR_LIB_USER, 7);
+  EXPECT_FALSE(Verify(FromHex<32>(kVectors[0].key), "another", FromHex<64>(kVectors[0].signature)));
+  EXPECT_FALSE(Verify(PublicKey{2}, "", Signature{}));
+  EXPECT_EQ(ERR_GET_REASON(ERR_get_error()), 7);
+  EXPECT_EQ(ERR_get_error(), 0u);
 }
 
 }  // namespace
