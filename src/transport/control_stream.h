@@ -69,7 +69,7 @@ class ControlStream final : public Stream {
 
  private:
   size_t BytesMissing() const;
-  // Of the first frame, if that much is there.
+  // The head of the first frame, all of which must be there.
   absl::StatusOr<ControlHead> Head() const;
 
   std::string out_;

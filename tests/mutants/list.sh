@@ -11,7 +11,8 @@ channel=src/core/protocol/reliable_channel.cc
 rails=src/core/protocol/rail_fences.cc
 tracks=src/core/protocol/send_tracker.cc
 handshake=src/core/protocol/handshake.cc
-budget=src/core/protocol/handshake_budget.cc
+bucket=src/core/base/leaky_bucket.h
+transitions=src/core/protocol/transitions.h
 ends=src/core/protocol/send_tracker_end.cc
 session=src/core/protocol/session.cc
 table_of_session=src/core/protocol/session.h
@@ -111,10 +112,10 @@ mutant "next owner starts where a slot ended" $table \
   'std::max_element(slots.begin(), slots.end(), higher)->generation;' \
   'while (std::any_of(slots.begin(), slots.end(), has_next))' \
   'while (slots.empty() && std::any_of(slots.begin(), slots.end(), has_next))'
-mutant "a rail takes an event that its state does not know" $rails \
-  'transition.from == state && ' ''
+mutant "a rail takes an event that its state does not know" $transitions \
+  'one.from == from && ' ''
 mutant "a rail is built again before its fence is answered" $rails \
-  'state = row->to;' 'state = row->to == State::kFencing ? State::kReopening : row->to;'
+  'state = *to;' 'state = *to == State::kFencing ? State::kReopening : *to;'
 mutant "a suspected rail takes data" $rails \
   'up_ = state == State::kUp ?' 'up_ = state <= State::kSuspected ?'
 mutant "a rail whose last op has failed stays suspected" $rails \
@@ -344,8 +345,8 @@ mutant "handshake: a proof comes before the key" $handshake \
   '{State::kAnswered, FrameType::kProof, State::kProved}' \
   '{State::kHasHello, FrameType::kProof, State::kProved}'
 mutant "handshake: the key comes twice" $handshake \
-  'state_ = step->to;
-  return state_ == State::kAnswered' 'if (envelope.type != FrameType::kKey || state_ != State::kOpen) state_ = step->to;
+  'state_ = *to;
+  return state_ == State::kAnswered' 'if (envelope.type != FrameType::kKey || state_ != State::kOpen) state_ = *to;
   return state_ == State::kAnswered'
 mutant "handshake: it goes on after a failure" $handshake \
   'if (!answer.ok()) state_ = State::kFailed;' ''
@@ -371,15 +372,15 @@ mutant "handshake: a link without a number" $handshake \
   'if (key->link == 0 || !key->signature.empty()) {' 'if (!key->signature.empty()) {'
 mutant "handshake: the side that accepts numbers the link" $handshake \
   'if (key->link != 0 || key->signature' 'if (key->signature'
-mutant "handshake budget: none" $budget \
-  'if (full_at > now + kBurst * kEach) return false;' ''
-mutant "handshake budget: what is refused costs budget" $budget \
-  'if (full_at > now + kBurst * kEach) return false;
-  full_at_ = full_at;
-  return true;' 'full_at_ = full_at;
-  return full_at <= now + kBurst * kEach;'
-mutant "handshake budget: it is saved for ever" $budget \
-  'std::max(full_at_, now) + kEach' 'full_at_ + kEach'
+mutant "handshake budget: none" $bucket \
+  'if (empty_at - now > (burst - 1) * every) return false;' ''
+mutant "handshake budget: what is refused costs budget" $bucket \
+  'if (empty_at - now > (burst - 1) * every) return false;
+    empty_at_ = empty_at + every;
+    return true;' 'empty_at_ = empty_at + every;
+    return empty_at - now <= (burst - 1) * every;'
+mutant "handshake budget: it is saved for ever" $bucket \
+  'std::max(empty_at_, now)' 'empty_at_'
 mutant "an abort is answered by the first link that is quiet" $target \
   'if (!it->second.empty()) return absl::OkStatus();
   fencing_.erase(it);' 'fencing_.erase(it);'

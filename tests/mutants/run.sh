@@ -73,11 +73,11 @@ PY
   [ $mode != check ] || return 0
   case $file in
     *.cc) compile "$copy/source/$(basename "$file")" "$copy/$(basename "$(object "$file")")" ;;
-    *.h)  # of a unit: its source and its test include it, and nothing else does
-      local unit; unit=$(basename "$file" .h)
+    *.h)  # compiles what includes it
       mkdir -p "$(dirname "$work/include/$file")"
-      cp "$copy/source/$unit.h" "$work/include/$file"
-      for source in "${file%.h}.cc" "tests/unit/core/protocol/${unit}_test.cc"; do
+      cp "$copy/source/$(basename "$file")" "$work/include/$file"
+      for source in $sources; do
+        ${CXX:-g++} $flags -MM "$root/$source" | grep -q "/$file" || continue
         # ccache would not look at a header that lies before the one that it knows.
         CCACHE_DISABLE=1 compile "$root/$source" "$copy/$(basename "$(object "$source")")"
       done

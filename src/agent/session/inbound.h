@@ -217,7 +217,7 @@ class InboundHub : private InboundUser {
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
   uint64_t last_link_ = 0;
   std::vector<InboundLink*> unproved_;  // of them, in the order of Accept; none that is closing
-  HandshakeBudget handshakes_{Now()};
+  HandshakeBudget handshakes_;
   QuestionBook questions_;
 };
 

@@ -23,7 +23,7 @@
 namespace kvxfer {
 
 struct Outbound {
-  // Of each rail, for what `local` and `remote` hold; see Endpoint::rail_distance.
+  // One for each rail, for what `local` and `remote` hold; see Endpoint::rail_distance.
   struct Distances {
     const Registration* local = nullptr;
     const RemoteKey* remote = nullptr;

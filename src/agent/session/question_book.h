@@ -54,7 +54,7 @@ class QuestionBook {
   // questions waits for now.
   void OnGone(SessionId session, std::optional<SessionId> instead);
   bool AnyWaitsFor(SessionId session) const;
-  // Who has not answered. Null: there is no such question.
+  // The sessions that have not answered. Null: there is no such question.
   const std::set<SessionId>* WaitingOf(uint64_t token) const;
 
   // NotFound: unknown, or answered true before.

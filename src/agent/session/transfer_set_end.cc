@@ -104,7 +104,7 @@ void TransferSet::Publish(Outbound& outbound, const SendTracker::Action& end) {
     if (outbound.staged) stats.path += " staged";
   }
   // No op of it follows, but those in flight still walk its blocks: then the last completion, or
-  // Erase, releases the ids.
+  // Forget, releases the ids.
   outbound.walk = SliceWalk();
   if (outbound.sending->ops() == 0) posted_.LetMemoryGo(*record);
   posted_.Leave(*record);

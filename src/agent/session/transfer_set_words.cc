@@ -84,9 +84,7 @@ absl::Status TransferSet::OnNumbered(const ReliableChannel::Incoming& frame) {
 // Answered when every transfer that was posted before the request came, and touches what it names,
 // has ended and is quiet.
 absl::Status TransferSet::OnQuiesce(const QuiesceFrame& frame) {
-  if (auto status = replies_.CheckSpace(frame); !status.ok()) {
-    return status;
-  }
+  if (auto status = replies_.CheckSpace(frame); !status.ok()) return status;
   if (auto status = parts_.regions->CheckRevoked(); !status.ok()) return status;
   std::vector<uint32_t> named = frame.regions;
   std::ranges::sort(named);

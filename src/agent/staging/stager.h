@@ -43,7 +43,7 @@
 
 namespace kvxfer {
 
-// Who has the transfers: begins and ends children, and learns what became of ops.
+// The owner of the transfers: it begins and ends children, and learns what became of ops.
 class StagerUser {
  public:
   virtual ~StagerUser() = default;

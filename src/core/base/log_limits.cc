@@ -1,6 +1,5 @@
 #include "src/core/base/log_limits.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace kvxfer {
@@ -20,14 +19,10 @@ LogLimits::Place& LogLimits::PlaceOf(uint64_t cause) {
 
 LogLimits::Answer LogLimits::Ask(uint64_t cause, Time now) {
   Place& place = PlaceOf(cause);
-  // A leaky bucket (GCRA): `next` is the time at which the bucket is empty. Each admitted line
-  // moves it kEvery ahead, and a line is refused if the bucket already holds kBurst lines.
-  const Time next = std::max(place.next, now);
-  if (next - now > (kBurst - 1) * kEvery) {
+  if (!place.limit.Take(now, kBurst, kEvery)) {
     ++place.suppressed;
     return {};
   }
-  place.next = next + kEvery;
   return {.admitted = true, .suppressed = std::exchange(place.suppressed, 0)};
 }
 

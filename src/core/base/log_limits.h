@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "src/core/base/clock.h"
+#include "src/core/base/leaky_bucket.h"
 
 namespace kvxfer {
 
@@ -35,7 +36,7 @@ class LogLimits {
  private:
   struct Place {
     uint64_t cause = 0;
-    Time next{};  // ahead of the clock by kEvery for each recently admitted line
+    LeakyBucket limit{};
     uint64_t suppressed = 0;
   };
 

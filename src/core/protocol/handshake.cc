@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/protocol/codec.h"
+#include "src/core/protocol/transitions.h"
 
 namespace kvxfer {
 namespace {
@@ -16,7 +17,7 @@ constexpr std::string_view kContext = "kvxfer handshake, version 7";
 
 struct Transition {
   State from;
-  FrameType message;
+  FrameType event;  // a message of this type comes
   State to;
 };
 constexpr std::array<Transition, 6> kTransitions{{
@@ -60,10 +61,8 @@ absl::StatusOr<std::string> Handshake::Take(std::span<const std::byte> message) 
 
 absl::StatusOr<std::string> Handshake::Handle(const Envelope& envelope,
                                               std::span<const std::byte> message) {
-  const auto* const step = std::ranges::find_if(kTransitions, [&](const Transition& one) {
-    return one.from == state_ && one.message == envelope.type;
-  });
-  if (step == kTransitions.end()) {
+  const State* const to = NextState(kTransitions, state_, envelope.type);
+  if (to == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a frame of type ", static_cast<int>(envelope.type), " does not come at this point"));
   }
@@ -82,13 +81,13 @@ absl::StatusOr<std::string> Handshake::Handle(const Envelope& envelope,
     status = TakeProof(envelope);
   } else if (state_ == State::kDialled) {
     auto proof = TakeAcceptedKey(envelope);
-    if (proof.ok()) state_ = step->to;
+    if (proof.ok()) state_ = *to;
     return proof;
   } else {
     status = TakeDialledKey(envelope);
   }
   if (!status.ok()) return status;
-  state_ = step->to;
+  state_ = *to;
   return state_ == State::kAnswered ? AnswerKeys() : std::string();
 }
 

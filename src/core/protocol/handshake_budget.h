@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "src/core/base/clock.h"
+#include "src/core/base/leaky_bucket.h"
 
 namespace kvxfer {
 
@@ -18,13 +19,11 @@ class HandshakeBudget {
   static constexpr int64_t kBurst = 256;
   static constexpr int64_t kPerSecond = 1000;
 
-  explicit HandshakeBudget(Time now) : full_at_(now) {}
-
   // False: none may begin now.
   bool Take(Time now);
 
  private:
-  Time full_at_;  // when a whole burst may be taken again
+  LeakyBucket bucket_;
 };
 
 }  // namespace kvxfer

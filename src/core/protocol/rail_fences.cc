@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/plan/rail_picker.h"
+#include "src/core/protocol/transitions.h"
 
 namespace kvxfer {
 namespace {
@@ -34,11 +35,9 @@ RailFences::RailFences(std::span<const RailInfo> rails, Duration answer_within, 
 bool RailFences::Apply(uint32_t rail, Event event) {
   if (rail >= rails_.size()) return false;
   State& state = rails_[rail].state;
-  const auto* const row = std::ranges::find_if(kTransitions, [&](const Transition& transition) {
-    return transition.from == state && transition.event == event;
-  });
-  if (row == std::ranges::end(kTransitions)) return false;
-  state = row->to;
+  const State* const to = NextState(kTransitions, state, event);
+  if (to == nullptr) return false;
+  state = *to;
   const uint64_t bit = uint64_t{1} << rail;
   up_ = state == State::kUp ? up_ | bit : up_ & ~bit;
   return true;

@@ -1,11 +1,11 @@
 #include "src/core/protocol/session.h"
 
-#include <algorithm>
 #include <cassert>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/core/base/text.h"
+#include "src/core/protocol/transitions.h"
 
 namespace kvxfer {
 
@@ -40,11 +40,9 @@ Session::Session(Party initiator, Party target, uint64_t number, Time now)
       unlinked_(now) {}
 
 void Session::Apply(Event event) {
-  const auto* const row = std::ranges::find_if(kTransitions, [&](const Transition& transition) {
-    return transition.from == state_ && transition.event == event;
-  });
-  assert(row != std::end(kTransitions));
-  state_ = row->to;
+  const State* const to = NextState(kTransitions, state_, event);
+  assert(to != nullptr);
+  state_ = *to;
 }
 
 HelloFrame Session::Hello() const {

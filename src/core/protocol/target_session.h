@@ -66,7 +66,6 @@ class TargetSession {
     ArrivalTracker::Deliveries deliver{};
     ReleasedFrame released{};     // for the initiator, unless it is empty
     std::vector<Fence> fences{};  // to begin; OnFenced or OnRailFenced answers each
-    bool empty() const { return deliver.empty() && released.empty() && fences.empty(); }
   };
 
   // `slots` outlives the session, which is `session_id` in it.

@@ -14,7 +14,7 @@ int64_t TakeAll(HandshakeBudget& budget, Time now) {
 }
 
 TEST(HandshakeBudget, ABurstAndThenSoManyEachSecond) {
-  HandshakeBudget budget(At(1000));
+  HandshakeBudget budget;
   EXPECT_EQ(TakeAll(budget, At(1000)), HandshakeBudget::kBurst);
   EXPECT_EQ(TakeAll(budget, At(1000)), 0);
   EXPECT_EQ(TakeAll(budget, At(1100)), HandshakeBudget::kPerSecond / 10);
@@ -24,7 +24,7 @@ TEST(HandshakeBudget, ABurstAndThenSoManyEachSecond) {
 }
 
 TEST(HandshakeBudget, NoMoreThanABurstIsSaved) {
-  HandshakeBudget budget(At(0));
+  HandshakeBudget budget;
   EXPECT_EQ(TakeAll(budget, At(1'000'000)), HandshakeBudget::kBurst);
 }
 
