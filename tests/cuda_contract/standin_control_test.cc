@@ -201,9 +201,9 @@ TEST_F(CudaStandIn, PageableCopiesAreCounted) {
   const uint64_t before = hooks_->kvxfer_standin_pageable_copies();
   ASSERT_CUDA(cuMemcpyAsync(pinned.at(), memory.at(), 4096, stream.get()));
   EXPECT_EQ(hooks_->kvxfer_standin_pageable_copies(), before);
+  ASSERT_CUDA(cuStreamSynchronize(stream.get()));  // it reads what FillDevice writes
   FillDevice(memory.at(), 4096, 1);
   EXPECT_EQ(hooks_->kvxfer_standin_pageable_copies(), before + 1);
-  ASSERT_CUDA(cuStreamSynchronize(stream.get()));
 }
 
 KVXFER_CONTRACT_CHILD(LosesItsContext) {

@@ -104,6 +104,9 @@ bool SetTransports(Config& config, const std::set<std::string>& transports) {
   const bool tcp = transports.contains("tcp");
   if (tcp) set("TCP_", "TX_SEG_SIZE", "64k");
   if (tcp) set("TCP_", "RX_SEG_SIZE", "64k");
+  // Otherwise UCX waits within ucp_ep_create until the peer's host answers, up to minutes, and
+  // (1.13 at least) aborts the process if a peer that had connected to this worker has died.
+  if (tcp) set("TCP_", "CONN_NB", "y");
   const bool memory = transports.contains("posix") || transports.contains("sysv");
   if (bare && memory) set("", "MM_FIFO_SIZE", "256");  // the default of later versions
   return tcp || (bare && memory);

@@ -1,7 +1,12 @@
 // What the ucx backend does with a peer that does as it likes: one that is played here frame by
 // frame, over a worker of its own.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
+#include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,9 +14,11 @@
 
 #include "src/backends/ucx/frames.h"
 #include "src/backends/ucx/worker.h"
+#include "src/core/base/own_fd.h"
 #include "src/transport/host/message_order.h"
 #include "src/transport/sockets/socket.h"
 #include "tests/support/backend_pair.h"
+#include "tests/support/child_process.h"
 #include "tests/support/flavour.h"
 #include "tests/support/pattern.h"
 #include "tests/support/scale.h"
@@ -54,9 +61,12 @@ class PlayedPeer : private ucx::FrameSink {
 
   // A new endpoint to the worker of `party`; the one before is closed.
   void ConnectTo(Party& party) {
-    Close();
     party_ = &party;
-    auto address = ucx::DecodeAddress(party.backend().Describe().address);
+    ConnectTo(party.backend().Describe().address);
+  }
+  void ConnectTo(const std::string& backend) {
+    Close();
+    auto address = ucx::DecodeAddress(backend);
     ASSERT_OK(address.status());
     target_ = address->incarnation;
     by_socket_ = address->place.front() == ucx::kBySocket;
@@ -238,6 +248,49 @@ TEST_F(UcxPeer, TheWelcomeTellsThePathOfWhoGaveIt) {
   // Another one: it has.
   Dial(7, 101);
   EXPECT_TRUE(link.down);
+}
+
+// Connects to the worker whose address comes over the socket, and never takes what UCX answers.
+KVXFER_CHILD(UcxConnectsAndTakesNoAnswer) {
+  const int socket = std::atoi(arguments.back().c_str());
+  std::array<char, 4096> theirs{};
+  const ssize_t bytes = read(socket, theirs.data(), theirs.size());
+  CHILD_EXPECT(bytes > 0);
+  const std::unique_ptr<PlayedPeer> peer = PlayedPeer::Make(UcxFlavour("UcxTcp", "tcp,self"));
+  CHILD_EXPECT(peer != nullptr);
+  peer->ConnectTo({theirs.data(), static_cast<size_t>(bytes)});
+  for (int i = 0; i < 100; ++i) {
+    peer->Turn();
+    usleep(1000);
+  }
+  const std::string mine = peer->Address();
+  CHILD_EXPECT(write(socket, mine.data(), mine.size()) > 0);
+  for (;;) pause();
+}
+
+// UCX (1.13) aborts the process here if it may wait for connections.
+TEST_F(UcxPeer, ThatHadConnectedAndDiedIsDialledAndLost) {
+  std::array<int, 2> sockets{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets.data()), 0);
+  const OwnFd ours(sockets[0]);
+  OwnFd childs(sockets[1]);
+  ASSERT_OK_AND_ASSIGN(auto child,
+                       ChildProcess::Start("UcxConnectsAndTakesNoAnswer", {}, childs.get()));
+  childs.Reset();
+  const std::string address = party_->backend().Describe().address;
+  ASSERT_GT(write(ours.get(), address.data(), address.size()), 0);
+  std::array<char, 4096> theirs{};
+  const ssize_t bytes = read(ours.get(), theirs.data(), theirs.size());
+  ASSERT_GT(bytes, 0);
+  Idle(std::chrono::milliseconds(100));  // UCX answers; the child does not read it
+  child.Signal(SIGKILL);
+  ASSERT_TRUE(child.WaitExit(kAmple));
+  party_->links.push_back(std::make_unique<TestLink>());
+  TestLink& link = *party_->links.back();
+  ASSERT_OK_AND_ASSIGN(link.endpoint,
+                       party_->backend().Connect(
+                           std::string(theirs.data(), static_cast<size_t>(bytes)), party_->host()));
+  EXPECT_TRUE(Until([&] { return link.down; }));
 }
 
 class UcxSocketPeer : public UcxPeer {
