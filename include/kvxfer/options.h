@@ -69,7 +69,8 @@ struct AgentOptions {
   // becomes suspect.
   Duration suspect_after = std::chrono::seconds(2);
   // For one attempt to connect. A peer that connects to this agent has the same time, but at least
-  // 2 s, to say hello and to prove who it is.
+  // 2 s, to say hello and to prove who it is. A peer that does not fence a failed rail within this
+  // time loses the connection.
   Duration connect_timeout = std::chrono::seconds(2);
   Duration cancel_grace = std::chrono::seconds(1);  // how long Cancel waits for quiet
   // A request that peers write into a KV cache is given up after this long without new data for it.

@@ -29,11 +29,11 @@ enum class TransferState : uint8_t { kActive, kDone, kFailed, kCancelled, kDeadl
 
 // What happened to the notification at the target.
 enum class Delivery : uint8_t {
-  kNone,          // the transfer is still active
+  kNone,          // the transfer has no notification
   kPending,       // the transfer is active
   kDelivered,     // the target has it; its application gets it after those ordered before it
   kNotDelivered,  // the target's application will never get it
-  kUnknown,       // the peer could not be asked
+  kUnknown,       // the peer could not be asked, or did not answer in time
 };
 
 enum class NotifyOrder : uint8_t {
@@ -95,9 +95,10 @@ class Transfer {
   // Blocks until the transfer ends or `timeout` passes, and drives the agent's progress meanwhile.
   // OK: the transfer is done. kTimedOut: `timeout` passed and the transfer goes on.
   // FailedPrecondition: called from a callback. Otherwise the status that the transfer ended with:
-  // Unavailable (peer or path lost), ResourceExhausted (no descriptors for a connection; the peer
-  // is not lost), DeadlineExceeded (its deadline passed), Cancelled, FailedPrecondition (peer
-  // restarted, region gone), PermissionDenied, Internal.
+  // Unavailable (peer or path lost, also by a restart of the peer), ResourceExhausted (no
+  // descriptors for a connection; the peer is not lost), DeadlineExceeded (its deadline passed),
+  // Cancelled, FailedPrecondition (the metadata is of an incarnation that is gone, region gone),
+  // PermissionDenied, Internal.
   absl::Status Wait(Duration timeout) const;
 
   // The present state; never blocks.
@@ -131,8 +132,11 @@ class Transfer {
   // Unavailable: no CUDA here. docs/gpu.md lists what to watch for.
   absl::Status StreamWait(const CudaStream& stream) const;
 
-  // True if the transfer ended before it could be made quiet, and the memory of both sides is not
-  // quiet yet.
+  // True if the transfer ended before it could be made quiet: bytes of it may still be written at
+  // its destination. Its source is free, unless something that does not stop, such as a GPU that
+  // hangs, still reads it. Ends with the target's answer, with the proven death of the peer, or
+  // with a new session of the two agents; without any of them it stays true. No event reports its
+  // end.
   bool quarantined() const;
   // Blocks until the transfer has ended and is no longer quarantined. kTimedOut: not within
   // `timeout`.

@@ -1,8 +1,8 @@
 // Counts and orders, at the target, what the initiator of one session sends over any number of
 // unordered rails. A transfer is complete exactly when all of it is visible, and notifications are
 // delivered once and in order. Pure: it receives frames and immediates, and answers with a list of
-// actions. docs/architecture.md states the protocol; tests/unit/arrival_tracker_* compare this
-// class with a plain oracle, exhaustively for small cases.
+// actions. docs/architecture.md states the protocol; tests/unit/core/protocol/arrival_tracker_*
+// compare this class with a plain oracle, exhaustively for small cases.
 //
 // Inputs come from two sources that are not ordered relative to each other: control frames (each
 // once, in the session's order: ReliableChannel) and immediates (at any time, in any order).
@@ -10,23 +10,19 @@
 // Rules:
 //  - An immediate counts in its slot, whether or not its lane has been opened.
 //  - A lane is exact when its slot has as many arrivals as OPEN or AMEND says. Its slot is then
-//  freed
-//    at once (arrivals 0, generation + 1). More arrivals, an immediate of another generation, or an
-//    immediate for another session's slot is a protocol error, and the session must fail.
+//    freed at once (arrivals 0, generation + 1). More arrivals, an immediate of another generation,
+//    or an immediate for another session's slot is a protocol error, and the session must fail.
 //  - A transfer is whole when it is open, no discarded lane awaits its replacement, and each lane
-//  is
-//    exact. Then it is reported as arrived, and its notification is delivered in order.
+//    is exact. Then it is reported as arrived, and its notification is delivered in order.
 //  - Order: kPosted transfers have numbers 1, 2, 3, …. Each number is either delivered or skipped
-//  (by
-//    an abort), exactly once. A notification is delivered when all numbers before it are past. With
-//    order 0 it is delivered when the transfer is whole. A transfer with a number but without a
-//    notification only advances the order.
+//    (by an abort), exactly once. A notification is delivered when all numbers before it are past.
+//    With order 0 it is delivered when the transfer is whole. A transfer with a number but without
+//    a notification only advances the order.
 //  - ABORT of a transfer that was opened and is no longer known: it was whole, so it is
-//  acknowledged
-//    as delivered at once. Otherwise its number is skipped at once, nothing of it is delivered, and
-//    its lanes wait for OnFenced; then their slots are freed and the abort is acknowledged as not
-//    delivered. Immediates for these lanes are ignored until then. ABORT names every lane that was
-//    posted to, is not known to be free, and was not named by a DISCARD.
+//    acknowledged as delivered at once. Otherwise its number is skipped at once, nothing of it is
+//    delivered, and its lanes wait for OnFenced; then their slots are freed and the abort is
+//    acknowledged as not delivered. Immediates for these lanes are ignored until then. ABORT names
+//    every lane that was posted to, is not known to be free, and was not named by a DISCARD.
 //  - DISCARD of lanes: exact lanes are answered `complete` at once. The others wait for
 //    OnLanesDrained (none of their immediates can arrive any more); then they are freed and
 //    answered not complete. A lane that OPEN or AMEND had named is missing from then on: the
@@ -35,8 +31,7 @@
 //    no OPEN or AMEND has named yet; later ones leave them out. A DISCARD after ABORT is answered
 //    by the abort's acknowledgement alone.
 //  - A slot that ABORT or DISCARD names is a lane of the transfer (exact ones included), or is at
-//  the
-//    generation named. A DISCARD of a transfer that has ended meanwhile finds it exactly one
+//    the generation named. A DISCARD of a transfer that has ended meanwhile finds it exactly one
 //    generation further. It cannot find it further still: for that the initiator would have to
 //    learn of the FREE, reuse the slot and have that lane opened before this frame, but frames come
 //    in order. Anything else is a protocol error.
