@@ -83,7 +83,10 @@ void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::strin
 // Nothing of this agent changes for an initiator before it has proved who it is.
 void InboundHub::OnHandshake(InboundLink& link, std::span<const std::byte> message) {
   Handshake& handshake = *link.handshake;
-  if (handshake.state() == Handshake::State::kOpen && !handshakes_.Take(Now())) {
+  // The second of hello and key is what a signature answers.
+  const bool answers = handshake.state() == Handshake::State::kHasHello ||
+                       handshake.state() == Handshake::State::kHasKey;
+  if (answers && !handshakes_.Take(Now())) {
     return Refuse(link, RefuseReason::kClosing, "too many connections begin at once; try again");
   }
   const auto answer = handshake.Take(message);
