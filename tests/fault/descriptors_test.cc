@@ -155,15 +155,15 @@ TEST_F(FewDescriptors, AreNotForStrangers) {
   const size_t spare = Spare();
   ASSERT_GT(spare, 150u);
   std::vector<OwnFd> strangers;
-  for (int i = 0; i < 40; ++i) Link(strangers);
-  for (int i = 0; i < 300; ++i) strangers.push_back(Dial());
+  for (int i = 0; i < 20; ++i) Link(strangers);
+  for (int i = 0; i < 200; ++i) strangers.push_back(Dial());
   // A quarter of 256, and what the process opens meanwhile for itself.
   EXPECT_GT(Spare() + 64 + 16, spare);
   ASSERT_OK_AND_ASSIGN(const auto agent, Agent::Create({.name = "peer", .backends = {"tcp"}}));
   ASSERT_OK(agent->AddPeer(bytes_));
   ASSERT_OK_AND_ASSIGN(const Transfer word, agent->Notify("few", "x", Unhurried()));
   EXPECT_OK(word.Wait(kAmple));
-  for (int i = 0; i < 20; ++i) Link(strangers);
+  for (int i = 0; i < 10; ++i) Link(strangers);
   ASSERT_OK_AND_ASSIGN(const Transfer more, agent->Notify("few", "x", Unhurried()));
   EXPECT_OK(more.Wait(kAmple));
   EXPECT_GT(Spare() + 64 + 16 + 4, spare);

@@ -44,9 +44,9 @@ class Path final : private net::Watcher {
     OutgoingPool* pool;
     net::Reactor* reactor;
   };
-  // `place`: see frames.h. `reports_failure`: the setting of the peer's end, if it says so. If it is
-  // true, the own end reports too; otherwise the own end reports if it can. Unavailable: UCX finds
-  // no transport that reaches the peer.
+  // `place`: see frames.h. `reports_failure`: the setting of the peer's end, if it says so. If it
+  // is true, the own end reports too; otherwise the own end reports if it can. Unavailable: UCX
+  // finds no transport that reaches the peer.
   static absl::StatusOr<std::unique_ptr<Path>> Open(const Parts& parts, std::string place,
                                                     std::optional<bool> reports_failure);
   // The accepting end of a connection to the listener. Its place is a name that is unique here.
