@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kvxfer/memory.h"
 #include "src/transport/host/shared_mapping.h"
