@@ -95,6 +95,13 @@ void ControlEndpoint::OnReported() {
   Activate();
 }
 
+void ControlEndpoint::OnAuthorized() {
+  control_.LimitFrames(SIZE_MAX);
+  if (hub_ != nullptr) hub_->NotUnproved(this);
+}
+
+void ControlEndpoint::Drop(const absl::Status& why) { Down(Annotate(why, Where()), false); }
+
 bool ControlEndpoint::Send(std::span<const std::byte> message) {
   if (!up() || message.size() > kMaxMessageBytes) return false;
   absl::StatusOr<bool> taken = control_.Push(ControlKind::kMessage, message);
@@ -247,6 +254,7 @@ void ControlEndpoint::Down(absl::Status why, bool tell) {
   const bool reported = was_up || connecting();
   EndData(why);
   state_ = State::kDown;
+  hub_->NotUnproved(this);
   std::vector<Fd> data = ReleaseData();
   if (tell && was_up) {
     // The goodbye must not overtake what is queued, and closing at once would reset the connection.

@@ -53,6 +53,10 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   void OnDeadline(Time now);
   // Called when the hub is destroyed before its endpoints.
   void Detach();
+  // Ends the endpoint at once, and does not tell the peer.
+  void Drop(const absl::Status& why);
+  // Sockets that it has open.
+  size_t descriptors() const { return (control_.fd() >= 0 ? 1 : 0) + DataDescriptors(); }
   bool active = false;          // in the hub's list of active endpoints
   bool rescheduled = false;     // in the hub's list of those to ask for their deadlines
   std::optional<Time> timer{};  // its place in the hub's timers
@@ -102,6 +106,8 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   virtual bool TakeReady() { return false; }
   // Connecting side, greeting(): the time is over in which it may come up.
   virtual void OnGreetingDeadline();
+  // Sockets of data streams.
+  virtual size_t DataDescriptors() const { return 0; }
   // Closes the data streams and returns those sockets that must linger with the control stream's.
   virtual std::vector<Fd> ReleaseData() { return {}; }
 
@@ -110,7 +116,7 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   // "verbs peer 10.0.0.2:7471".
   std::string Where() const;
   // Accepting side: the agent has authorised the endpoint.
-  void OnAuthorized() { control_.LimitFrames(SIZE_MAX); }
+  void OnAuthorized();
   bool greeting() const { return state_ == State::kGreeting; }
   // Connecting side.
   const Dialler& dialler() const { return *dialler_; }

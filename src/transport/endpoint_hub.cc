@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/base/descriptor_share.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
 #include "src/transport/control_endpoint.h"
@@ -72,6 +73,7 @@ void EndpointHub::Close() {
   sink_.TakeQueue().clear();
   for (ControlEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
   active_.clear();
+  unproved_.clear();
   rescheduled_.clear();
   timers_.clear();
   listeners_.clear();
@@ -115,8 +117,47 @@ void EndpointHub::Accept(Fd fd, const Preamble& preamble, const std::string& fro
       {.control = std::move(fd), .from = from, .rails = preamble.rails, .link = id}));
   ControlEndpoint* const endpoint = half_open_.back().get();
   endpoints_.push_back(endpoint);
+  unproved_.push_back({.since = Now(), .endpoint = endpoint});
   Reschedule(endpoint);
   if (!settings_.has_data_streams) Report(endpoint);
+}
+
+size_t EndpointHub::UnprovedDescriptors() const {
+  size_t descriptors = 0;
+  for (const auto& listener : listeners_) descriptors += listener->inbound();
+  for (const Unproved& one : unproved_) descriptors += one.endpoint->descriptors();
+  return descriptors;
+}
+
+void EndpointHub::KeepShare() {
+  const size_t share = DescriptorsForUnproved();
+  while (UnprovedDescriptors() > share && EndOldestUnproved()) {
+  }
+}
+
+bool EndpointHub::EndOldestUnproved() {
+  Listener* silent = nullptr;  // the listener of the oldest stream without a preamble
+  for (const auto& listener : listeners_) {
+    const std::optional<Time> oldest = listener->oldest();
+    if (oldest && (silent == nullptr || *oldest < *silent->oldest())) silent = listener.get();
+  }
+  if (silent != nullptr && (unproved_.empty() || *silent->oldest() <= unproved_.front().since)) {
+    silent->EndOldest();
+    return true;
+  }
+  if (unproved_.empty()) return false;
+  ControlEndpoint* const oldest = unproved_.front().endpoint;
+  const auto half = std::ranges::find(half_open_, oldest, &std::unique_ptr<ControlEndpoint>::get);
+  if (half != half_open_.end()) {
+    half_open_.erase(half);
+  } else {
+    oldest->Drop(absl::ResourceExhaustedError("too many connections begin at once"));
+  }
+  return true;
+}
+
+void EndpointHub::NotUnproved(ControlEndpoint* endpoint) {
+  std::erase_if(unproved_, [endpoint](const Unproved& one) { return one.endpoint == endpoint; });
 }
 
 void EndpointHub::Report(ControlEndpoint* endpoint) {
@@ -234,6 +275,7 @@ void EndpointHub::Forget(ControlEndpoint* endpoint) {
   std::erase(endpoints_, endpoint);
   std::erase(active_, endpoint);
   std::erase(rescheduled_, endpoint);
+  NotUnproved(endpoint);
   if (endpoint->timer) timers_.erase({*endpoint->timer, endpoint});
   if (expected_ == endpoint) expected_ = nullptr;
   sink_.Purge(endpoint);

@@ -5,6 +5,10 @@
 // sockets are its most likely input, Input::kLikely reads the endpoint that brought the last one
 // (ReadExpected); if its completions are in memory, kLikely reads no socket.
 //
+// A connection is unproved from its first byte until its endpoint is authorised. The hub bounds the
+// descriptors of all of them, data streams included: beyond DescriptorsForUnproved the oldest one
+// ends, and so it does if the process has none left for a new one.
+//
 // Lifetime: endpoints may outlive the hub; after Close they are useless.
 // Thread-safety: none; used by the agent's driving thread.
 
@@ -125,6 +129,8 @@ class EndpointHub final : private Listener::Acceptor {
     looks_ = 0;
   }
   void Forget(ControlEndpoint* endpoint);
+  // An accepted endpoint is authorised, or down.
+  void NotUnproved(ControlEndpoint* endpoint);
   // Answers a stream whose preamble came, and stops watching it.
   void Refuse(const Fd& fd, WelcomeCode code);
   // Closes the streams of an endpoint once the peer has read what its control stream still sends.
@@ -132,6 +138,9 @@ class EndpointHub final : private Listener::Acceptor {
 
  private:
   void OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) override;
+  void KeepShare() override;
+  bool EndOldestUnproved() override;
+  size_t UnprovedDescriptors() const;
   void Accept(Fd fd, const Preamble& preamble, const std::string& from);
   void WorkEndpoints();
   void OnDeadlines();
@@ -150,6 +159,11 @@ class EndpointHub final : private Listener::Acceptor {
   ControlEndpoint* expected_ = nullptr;   // the endpoint that brought the last message
   uint32_t looks_ = 0;                    // how often another one was looked for since
   std::vector<std::unique_ptr<ControlEndpoint>> half_open_;  // not reported yet, oldest first
+  struct Unproved {
+    Time since;
+    ControlEndpoint* endpoint;
+  };
+  std::vector<Unproved> unproved_;  // accepted, not authorised and not down; oldest first
   Lingerers lingering_;
   // Endpoints that have a deadline, each by the one that it had when it was last asked
   // (ControlEndpoint::timer).

@@ -7,6 +7,8 @@
 #include <span>
 #include <utility>
 
+#include "src/core/base/descriptor_share.h"
+
 namespace kvxfer::net {
 
 Handouts::Handout::Handout(Handouts* owner, Reactor* reactor, Fd fd,
@@ -55,7 +57,7 @@ size_t Handouts::Handout::Send(size_t most) {
 }
 
 bool Handouts::MakeSpace(Time now) {
-  if (all_.size() < kMax) return true;
+  if (all_.size() < std::min(kMax, DescriptorsForUnproved())) return true;
   // The oldest hand-out gives way only after kFairTime.
   if (now - all_.front()->begun() < kFairTime) return false;
   all_.erase(all_.begin());

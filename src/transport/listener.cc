@@ -74,9 +74,11 @@ void Listener::AcceptSome() {
     });
     if (!fd.valid()) {
       const int error = errno;
+      const bool none = error == EAGAIN || (OutOfResources(error) && !ConnectionWaits(fd_.get()));
+      if (none) acceptable_ = false;
+      if (none || error == EBADF) return;
+      if (OutOfResources(error) && acceptor_->EndOldestUnproved()) continue;
       if (OutOfResources(error)) return PauseAccepting(error);
-      if (error == EAGAIN) acceptable_ = false;
-      if (error == EAGAIN || error == EBADF) return;
       continue;  // the connection at the head of the queue was broken and is gone
     }
     starved_ = false;
@@ -85,6 +87,7 @@ void Listener::AcceptSome() {
     if (inbound_.size() >= kMaxInbound) inbound_.pop_front();
     Inbound& inbound = inbound_.emplace_back(this, std::move(fd), from.ToString());
     if (!reactor_->Add(inbound.fd.get(), &inbound).ok()) inbound_.pop_back();
+    acceptor_->KeepShare();
     fresh_ = true;
   }
 }
@@ -121,6 +124,11 @@ bool Listener::ReadPreamble(Inbound& inbound) {
   }
   acceptor_->OnPreamble(std::move(inbound.fd), *preamble, inbound.from);
   return false;
+}
+
+std::optional<Time> Listener::oldest() const {
+  if (inbound_.empty()) return std::nullopt;
+  return inbound_.front().deadline - kPreambleTimeout;
 }
 
 std::optional<Time> Listener::deadline() const {

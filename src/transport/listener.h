@@ -2,7 +2,8 @@
 // or nonsense is closed after kPreambleTimeout, or earlier if too many wait; it never reaches an
 // endpoint.
 //
-// If no descriptors are left (EMFILE and the like), accepting pauses for kAcceptPause.
+// If no descriptors are left (EMFILE and the like), the acceptor ends a connection that has proved
+// nothing. Without one, accepting pauses for kAcceptPause.
 //
 // Thread-safety: none; used by the agent's driving thread.
 
@@ -41,6 +42,11 @@ class Listener final : public Watcher {
    public:
     virtual ~Acceptor() = default;
     virtual void OnPreamble(Fd fd, const Preamble& preamble, const std::string& from) = 0;
+    // A stream has been accepted: keeps the descriptors of connections that have proved nothing
+    // within their share (DescriptorsForUnproved). It may call EndOldest.
+    virtual void KeepShare() = 0;
+    // Ends the oldest connection that has proved nothing. False: there is none.
+    virtual bool EndOldestUnproved() = 0;
   };
 
   static absl::StatusOr<std::unique_ptr<Listener>> Create(Reactor* reactor, Acceptor* acceptor,
@@ -54,6 +60,11 @@ class Listener final : public Watcher {
   std::optional<Time> deadline() const;
   void OnDeadline(Time now);
   void OnReady(uint32_t events) override;
+
+  // --- streams without a preamble ---
+  size_t inbound() const { return inbound_.size(); }
+  std::optional<Time> oldest() const;
+  void EndOldest() { inbound_.pop_front(); }
 
  private:
   class Inbound final : public Watcher {

@@ -10,6 +10,7 @@
 #include "src/core/base/log.h"
 #include "src/core/base/random.h"
 #include "src/core/base/strings.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::net {
 namespace {
@@ -54,11 +55,14 @@ void UnixListener::Work() {
       starved_ = false;
       Take(std::move(socket));
     } else if (errno != EINTR && errno != ECONNABORTED) {
+      const int error = errno;
+      const bool starved = OutOfResources(error) && ConnectionWaits(listener_.get());
+      if (starved && owner_->EndOldestSilent()) continue;
       acceptable_ = false;
-      if (!OutOfResources(errno)) return;
+      if (!starved) return;
       if (!std::exchange(starved_, true)) {
         Log(LogLevel::kWarning, "{}; new connections wait until descriptors are free",
-            ErrnoText(backend_ + ": accept", errno));
+            ErrnoText(backend_ + ": accept", error));
       }
       paused_until_ = Now() + kAcceptPause;
     }

@@ -1,5 +1,6 @@
 // Accepts connections of processes of this host (unix_socket.h) for one backend. A connection from
-// another user ends here. While no descriptors are left, new connections wait.
+// another user ends here. If no descriptors are left, the oldest silent connection ends, and
+// without one new connections wait.
 //
 // Thread-safety: none; used by the agent's driving thread.
 
@@ -28,6 +29,9 @@ class UnixListener final : private Watcher {
     virtual void OnAccepted(Fd socket, const Credentials& peer) = 0;
     // A process of another user has connected; it may be told why it is refused.
     virtual void OnRefused(Fd /*socket*/, const Credentials& /*peer*/) {}
+    // No descriptor is left: ends the oldest connection that has said nothing. False: there is
+    // none.
+    virtual bool EndOldestSilent() { return false; }
   };
 
   // `backend` is for texts and for the name.

@@ -11,6 +11,7 @@
 #include "src/core/protocol/handshake_budget.h"
 #include "src/core/protocol/metadata.h"
 #include "tests/support/agents.h"
+#include "tests/support/flavour.h"
 #include "tests/support/scale.h"
 #include "tests/support/scripted_peer.h"
 #include "tests/support/status_macros.h"
@@ -22,21 +23,34 @@ constexpr size_t kBytes = 4096;
 
 std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
+AgentOptions Over(const std::string& backend, std::string name) {
+  AgentOptions options{.name = std::move(name), .backends = {backend}};
+  if (backend == "ucx") options.backend["ucx"]["tls"] = "tcp,self";  // as the scripted peers
+  return options;
+}
+
+std::vector<std::string> Backends() {
+  std::vector<std::string> all{"loopback", "tcp", "shm"};
+  if (HasUcx()) all.push_back("ucx");
+  return all;
+}
+
 AgentMetadata MetadataOf(const Agent& agent) { return *DecodeMetadata(*agent.Metadata()); }
 
 // Two agents that are connected, "prefill" to "decode", and strangers who come to decode.
-class Stranger : public ::testing::TestWithParam<const char*> {
+class Stranger : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const AgentOptions prefill{.name = "prefill", .backends = {GetParam()}};
-    const AgentOptions decode{.name = "decode", .backends = {GetParam()}};
-    ASSERT_OK_AND_ASSIGN(prefill_, Node::Create(prefill, MemoryType::kAttached, kBytes));
-    ASSERT_OK_AND_ASSIGN(decode_, Node::Create(decode, MemoryType::kAttached, kBytes));
+    ASSERT_OK_AND_ASSIGN(prefill_, Make("prefill"));
+    ASSERT_OK_AND_ASSIGN(decode_, Make("decode"));
     ASSERT_OK(Introduce(*prefill_.agent, *decode_.agent));
     ASSERT_NO_FATAL_FAILURE(Write("first"));
     ASSERT_OK_AND_ASSIGN(stranger_, ScriptedPeer::Stranger("prefill", GetParam()));
   }
 
+  absl::StatusOr<Node> Make(const std::string& name) const {
+    return Node::Create(Over(GetParam(), name), MemoryType::kAttached, kBytes);
+  }
   // Prefill writes to decode, which is notified.
   void Write(const std::string& word) {
     const Descriptor local{prefill_.memory.address(), kBytes};
@@ -122,8 +136,7 @@ TEST_P(Stranger, WhoShowsAnothersKeyCannotProveIt) {
 // An agent that is led to a stranger tells it all that a connection to the real peer needs. Relayed
 // at once that is good for this one connection; recorded it is good for nothing.
 TEST_P(Stranger, ARecordedConnectionCannotBePlayedAgain) {
-  ASSERT_OK_AND_ASSIGN(auto led, Node::Create({.name = "led", .backends = {GetParam()}},
-                                              MemoryType::kAttached, kBytes));
+  ASSERT_OK_AND_ASSIGN(auto led, Make("led"));
   AgentMetadata false_address = MetadataOf(*decode_.agent);
   ASSERT_OK_AND_ASSIGN(const auto relay, ScriptedPeer::Stranger("relay", GetParam()));
   relay->Serve(false_address);
@@ -218,8 +231,7 @@ TEST_P(Stranger, AnOlderPeerIsRefusedByName) {
 TEST_P(Stranger, WhoAnswersAtAnotherAddressIsNotBelieved) {
   AgentMetadata false_address = MetadataOf(*decode_.agent);
   false_address.name = "elsewhere";
-  ASSERT_OK_AND_ASSIGN(auto led, Node::Create({.name = "led", .backends = {GetParam()}},
-                                              MemoryType::kAttached, kBytes));
+  ASSERT_OK_AND_ASSIGN(auto led, Make("led"));
   stranger_->Serve(false_address);
   ASSERT_OK(led.agent->AddPeer(EncodeMetadata(false_address)));
   ASSERT_OK_AND_ASSIGN(const Transfer hello, led.agent->Notify("elsewhere", "x", Unhurried()));
@@ -285,6 +297,7 @@ TEST(Strangers, WhoComeInGreatNumberAreRefusedForNow) {
     ASSERT_TRUE(peer->Dial(*pair.b.agent));
     const Handshake handshake = peer->Dialling(hello);
     peer->Send(handshake.HelloMessage());
+    peer->Send(handshake.KeyMessage());
     peer->TakeAll();
     if (const auto refusal = peer->Refused()) {
       EXPECT_EQ(refusal->reason, RefuseReason::kClosing) << refusal->text;
@@ -302,10 +315,26 @@ TEST(Strangers, WhoComeInGreatNumberAreRefusedForNow) {
   EXPECT_OK(word.Wait(kAmple));
 }
 
+// Expect that who never shows a key, and so costs no signature, takes no handshake from others.
+TEST(Strangers, WhoShowNoKeyTakeNoHandshakes) {
+  ASSERT_OK_AND_ASSIGN(auto pair, Pair::Create(PlainFlavour("Loopback"), {.name = "prefill"},
+                                               {.name = "decode"}, kBytes));
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Stranger("many"));
+  const HelloFrame hello = peer->NewHello(*pair.b.agent);
+  for (int64_t i = 0; i < 2 * HandshakeBudget::kBurst; ++i) {
+    ASSERT_TRUE(peer->Dial(*pair.b.agent));
+    ASSERT_TRUE(peer->Send(peer->Dialling(hello).HelloMessage()));
+    peer->TakeAll();
+    EXPECT_FALSE(peer->Refused().has_value()) << i;
+  }
+  ASSERT_TRUE(peer->Send(peer->Dialling(hello).KeyMessage()));
+  EXPECT_TRUE(peer->Until([&] { return !peer->Messages(FrameType::kKey).empty(); }));
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, StrangerInPlaceOfATarget, ::testing::Values("loopback", "tcp"),
-                         [](const auto& info) { return std::string(info.param); });
-INSTANTIATE_TEST_SUITE_P(Over, Stranger, ::testing::Values("loopback", "tcp", "shm"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Over, Stranger, ::testing::ValuesIn(Backends()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace kvxfer::testing

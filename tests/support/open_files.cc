@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <iterator>
 
@@ -49,5 +50,14 @@ NoDescriptors::NoDescriptors() {
 }
 
 NoDescriptors::~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+DescriptorLimit::DescriptorLimit(size_t most) {
+  EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+  rlimit now = before_;
+  now.rlim_cur = std::min<rlim_t>(most, before_.rlim_max);
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &now), 0);
+}
+
+DescriptorLimit::~DescriptorLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
 
 }  // namespace kvxfer::testing

@@ -22,6 +22,18 @@ class NoDescriptors {
   rlimit before_{};
 };
 
+// While this lives, the process may have that many open.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(size_t most);
+  ~DescriptorLimit();
+  DescriptorLimit(const DescriptorLimit&) = delete;
+  DescriptorLimit& operator=(const DescriptorLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
 }  // namespace kvxfer::testing
 
 #endif  // KVXFER_TESTS_SUPPORT_OPEN_FILES_H_

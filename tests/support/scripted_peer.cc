@@ -11,6 +11,7 @@ namespace kvxfer::testing {
 namespace {
 
 Flavour Over(const std::string& backend, const std::string& name) {
+  if (backend == "ucx") return UcxFlavour(name, "tcp,self");
   return {.name = name, .backend = backend, .memory = MemoryType::kAttached, .faults = {}};
 }
 

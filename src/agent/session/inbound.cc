@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/base/descriptor_share.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
 
@@ -16,9 +17,6 @@ constexpr Duration kHelloWithin = std::chrono::seconds(2);
 constexpr Duration kSilence = std::chrono::seconds(30);
 // Sessions kept without a connection: initiators that restart again and again leave one each.
 constexpr size_t kMaxUnlinked = 256;
-// Connections whose initiator has not proved who it is; beyond that the oldest one ends. Each holds
-// a hello and a key, at most Handshake::kMaxMessageBytes each.
-constexpr size_t kMaxUnproved = 1024;
 // New sessions are refused while the application lets so many times one peer's share pile up.
 constexpr size_t kMaxUndrainedShares = 64;
 
@@ -59,7 +57,8 @@ void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
                                             std::move(endpoint));
   link->heard = Now();
   link->handshake = std::make_unique<Handshake>(Handshake::Accepting(runtime_->NewSide(backend)));
-  if (unproved_.size() >= kMaxUnproved) {
+  // Each holds a descriptor, a hello and a key, at most Handshake::kMaxMessageBytes each.
+  if (unproved_.size() >= DescriptorsForUnproved()) {
     Refuse(*unproved_.front(), RefuseReason::kClosing,
            "too many connections begin at once; try again");
   }
@@ -84,7 +83,10 @@ void InboundHub::Refuse(InboundLink& link, RefuseReason reason, const std::strin
 // Nothing of this agent changes for an initiator before it has proved who it is.
 void InboundHub::OnHandshake(InboundLink& link, std::span<const std::byte> message) {
   Handshake& handshake = *link.handshake;
-  if (handshake.state() == Handshake::State::kOpen && !handshakes_.Take(Now())) {
+  // The second of hello and key is what a signature answers.
+  const bool answers = handshake.state() == Handshake::State::kHasHello ||
+                       handshake.state() == Handshake::State::kHasKey;
+  if (answers && !handshakes_.Take(Now())) {
     return Refuse(link, RefuseReason::kClosing, "too many connections begin at once; try again");
   }
   const auto answer = handshake.Take(message);

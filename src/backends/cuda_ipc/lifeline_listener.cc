@@ -29,6 +29,12 @@ void LifelineListener::OnAccepted(net::Fd socket, const net::Credentials& /*peer
   waiting_.push_back(*std::move(lifeline));
 }
 
+bool LifelineListener::EndOldestSilent() {
+  if (waiting_.empty()) return false;
+  waiting_.pop_front();
+  return true;
+}
+
 bool LifelineListener::Hear(std::unique_ptr<Lifeline>& lifeline) {
   Lifeline::Packet packet;
   const Lifeline::Got got = lifeline->Receive(packet);

@@ -48,6 +48,7 @@ class LifelineListener final : private net::UnixListener::Owner {
   static constexpr size_t kMaxWaiting = 64;
 
   void OnAccepted(net::Fd socket, const net::Credentials& peer) override;
+  bool EndOldestSilent() override;
   // False: the lifeline was taken, or must be closed.
   bool Hear(std::unique_ptr<Lifeline>& lifeline);
 

@@ -235,6 +235,12 @@ void ShmBackend::OnAccepted(UniqueFd socket, const net::Credentials& peer) {
   if (embryo.ok()) hub_.embryos.push_back(*std::move(embryo));
 }
 
+bool ShmBackend::EndOldestSilent() {
+  if (hub_.embryos.empty()) return false;
+  hub_.embryos.erase(hub_.embryos.begin());
+  return true;
+}
+
 void ShmBackend::OnRefused(UniqueFd socket, const net::Credentials& peer) {
   Channel channel(std::move(socket));
   channel.SendFrame(FrameType::kBye,

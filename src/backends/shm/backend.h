@@ -40,6 +40,7 @@ class ShmBackend final : public Backend,
   absl::Status MakeBell();
   void OnAccepted(UniqueFd socket, const net::Credentials& peer) override;
   void OnRefused(UniqueFd socket, const net::Credentials& peer) override;
+  bool EndOldestSilent() override;
   void TrimEmbryos();
   void EndLingering();
   void SetTimer();

@@ -104,6 +104,7 @@ class Channel {
   void PushPart(bool more, std::string_view body);
   bool TryPush(bool more, std::string_view body);
   void RingBell() const;
+  void WakeSender();
   void Discard();
   void Enqueue(FrameType type, bool more, std::string_view body, int file);
   // `*empty` becomes true if nothing is in the socket (kNothing may also be a lack of memory).

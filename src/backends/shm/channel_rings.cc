@@ -111,6 +111,14 @@ void Channel::RingBell() const {
   [[maybe_unused]] const ssize_t n = write(bell_.get(), &one, sizeof(one));
 }
 
+// A sender whose bell could not be passed, for lack of a descriptor, is woken by an empty frame. If
+// anything waits for the socket, that wakes it as well; so a sender that reads nothing gets no
+// queue.
+void Channel::WakeSender() {
+  if (RingsReady()) return RingBell();
+  if (!socket_queued()) SendFrame(FrameType::kBell, {});
+}
+
 Channel::Got Channel::ReceiveFromRing(Frame& frame) {
   if (!has_rings() || in_damaged_) return Got::kNothing;
   RingRecord record;
@@ -129,8 +137,7 @@ Channel::Got Channel::ReceiveFromRing(Frame& frame) {
     return empty ? Damaged(frame) : got;
   }
   in_.Pop(record, std::as_writable_bytes(std::span(buffer_.get(), kMaxRecordBytes)));
-  // A sender whose bell could not be passed, for lack of a descriptor, is woken by an empty frame.
-  if (in_.BellDue()) RingsReady() ? RingBell() : SendFrame(FrameType::kBell, {});
+  if (in_.BellDue()) WakeSender();
   frame.type = FrameType::kMessage;
   frame.more = record.more != 0;
   frame.body = {buffer_.get(), record.bytes};

@@ -206,6 +206,11 @@ void TcpEndpoint::EndData(const absl::Status& why) {
   for (const auto& rail : rails_) rail->CancelOps(0, why);
 }
 
+size_t TcpEndpoint::DataDescriptors() const {
+  return static_cast<size_t>(
+      std::ranges::count_if(rails_, [](const auto& rail) { return rail->attached(); }));
+}
+
 std::vector<net::Fd> TcpEndpoint::ReleaseData() {
   std::vector<net::Fd> out;
   for (const auto& rail : rails_) out.push_back(rail->Release());

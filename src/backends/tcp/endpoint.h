@@ -91,6 +91,7 @@ class TcpEndpoint final : public net::ControlEndpoint {
   bool MustWait(ControlKind kind, bool after_message) const override;
   bool TakeReady() override;
   void OnGreetingDeadline() override;
+  size_t DataDescriptors() const override;
   std::vector<net::Fd> ReleaseData() override;
 
   // endpoint_fence.cc

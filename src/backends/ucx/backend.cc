@@ -149,12 +149,15 @@ absl::StatusOr<std::unique_ptr<Registration>> UcxBackend::Register(const LocalRe
 }
 
 // One path per peer: UCX would pair two paths between the same workers in the order of their
-// creation, and the end of one could end the other.
+// creation, and the end of one could end the other. So a hello never replaces a path that works,
+// whoever says hello: it is answered over the path that leads to the worker which it names.
 absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& place,
                                          std::optional<bool> reports_failure) {
+  const auto failed = paths_.find(place);
+  if (failed != paths_.end() && failed->second->failed()) DropPath(failed->second.get());
+  // DropPath may have opened it again.
   const auto it = paths_.find(place);
-  if (it != paths_.end() && !it->second->failed()) return it->second.get();
-  if (it != paths_.end()) DropPath(it->second.get());
+  if (it != paths_.end()) return it->second.get();
   auto path = Path::Open(parts(), place, reports_failure);
   if (!path.ok()) return path.status();
   return paths_.emplace(place, *std::move(path)).first->second.get();
@@ -164,13 +167,45 @@ absl::StatusOr<Path*> UcxBackend::PathTo(const std::string& place,
 // frames.
 void UcxBackend::DropPath(Path* path) {
   const absl::Status why = path->failed() ? path->status() : absl::CancelledError("closed");
+  // A peer that has lost its end first says hello by a new path, and was answered over this one. It
+  // is answered once more, over a path that is opened below.
+  const auto again = [path](const UcxEndpoint* endpoint) {
+    return path->place().front() == kByWorker && path->peer_id() != 0 &&
+           path->peer_id() != endpoint->peer_path() && endpoint->only_welcomed();
+  };
+  std::vector<UcxEndpoint*> to_answer;
+  std::ranges::copy_if(path->endpoints, std::back_inserter(to_answer), again);
   // A copy: OnPathDown removes each endpoint from path->endpoints.
   const std::vector<UcxEndpoint*> endpoints = path->endpoints;
-  for (UcxEndpoint* endpoint : endpoints) endpoint->OnPathDown(why);
+  for (UcxEndpoint* endpoint : endpoints) {
+    if (!again(endpoint)) endpoint->OnPathDown(why);
+  }
   path->Close();
   const auto it = paths_.find(path->place());
   closing_.push_back(std::move(it->second));
   paths_.erase(it);
+  for (UcxEndpoint* endpoint : to_answer) {
+    const auto next = PathTo(path->place(), path->reports_failure());
+    next.ok() ? endpoint->WelcomeAgain(*next) : endpoint->OnPathDown(next.status());
+  }
+}
+
+// The peer uses one path at a time, so its links of an earlier one are over at its side. Until it
+// has proved that it is at the other end of the path, nothing ends: anybody may name its worker.
+void UcxBackend::Authorized(UcxEndpoint* endpoint) {
+  std::erase(unproved_, endpoint);
+  Path* const path = endpoint->path();
+  path->WatchProcess(endpoint->caller(), host_);
+  path->set_peer_id(endpoint->peer_path());
+  const auto earlier = [endpoint](const UcxEndpoint* other) {
+    return other->peer_path() != 0 && other->peer_path() != endpoint->peer_path();
+  };
+  std::vector<UcxEndpoint*> over;
+  std::copy_if(path->endpoints.begin(), std::ranges::find(path->endpoints, endpoint),
+               std::back_inserter(over), earlier);
+  for (UcxEndpoint* old : over) {
+    old->OnPathDown(absl::UnavailableError("the peer connected anew"));
+  }
 }
 
 void UcxBackend::Activate(UcxEndpoint* endpoint) {
@@ -181,6 +216,8 @@ void UcxBackend::Forget(UcxEndpoint* endpoint, bool told) {
   endpoints_.erase(endpoint->cookie());
   std::erase(active_, endpoint);
   std::erase(dialling_, endpoint);
+  std::erase(unproved_, endpoint);
+  if (endpoint->accepted()) --accepted_;
   if (told) return;
   ended_[endpoint->cookie()] = {.place = endpoint->path()->place(),
                                 .peer_cookie = endpoint->peer_cookie()};
@@ -190,10 +227,7 @@ void UcxBackend::Forget(UcxEndpoint* endpoint, bool told) {
   ended_order_.pop_front();
 }
 
-void UcxBackend::Purge(UcxEndpoint* endpoint) {
-  if (endpoint->accepted()) --accepted_;
-  events_.Purge(endpoint);
-}
+void UcxBackend::Purge(UcxEndpoint* endpoint) { events_.Purge(endpoint); }
 
 }  // namespace kvxfer::ucx
 

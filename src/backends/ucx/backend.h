@@ -27,6 +27,7 @@
 #include "src/backends/ucx/listener.h"
 #include "src/backends/ucx/path.h"
 #include "src/backends/ucx/worker.h"
+#include "src/core/base/descriptor_share.h"
 #include "src/transport/event_queue.h"
 #include "src/transport/regions.h"
 #include "src/transport/sockets/reactor.h"
@@ -35,8 +36,12 @@ namespace kvxfer::ucx {
 
 class UcxBackend final : public Backend, private FrameSink {
  public:
-  // The limit of endpoints that peers opened; further ones are refused.
+  // The limit of endpoints that peers opened. Beyond it the oldest one that is not authorised ends;
+  // if all are, further ones are refused.
   static constexpr size_t kMaxAccepted = 1024;
+  // The limit of those that are not authorised. Each may have a path of its own, which takes two
+  // descriptors over tcp.
+  static size_t MaxUnproved() { return DescriptorsForUnproved() / 2; }
 
   static absl::StatusOr<std::unique_ptr<Backend>> Create(const BackendContext& context);
   ~UcxBackend() override;
@@ -58,6 +63,8 @@ class UcxBackend final : public Backend, private FrameSink {
   const HostIdentity& host() const { return host_; }
   // `endpoint` may have something to send.
   void Activate(UcxEndpoint* endpoint);
+  // The peer of `endpoint` has proved who it is.
+  void Authorized(UcxEndpoint* endpoint);
   // The peer answered `endpoint`, which this side opened.
   void Welcomed(UcxEndpoint* endpoint) { std::erase(dialling_, endpoint); }
   // `endpoint` is down: its cookie no longer means anything. `told`: the peer has been sent a bye.
@@ -88,6 +95,8 @@ class UcxBackend final : public Backend, private FrameSink {
   void TakeConnections();
   void TakeHello();
   void Welcome(const Hello& hello, const std::string& place);
+  // For one more accepted endpoint. False: all are authorised, and there are as many as may be.
+  bool MakeSpace();
   void FailPaths();
   void TrimPaths();
   void SendAll();
@@ -111,8 +120,8 @@ class UcxBackend final : public Backend, private FrameSink {
   std::vector<UcxEndpoint*> dialling_;  // endpoints without an answer so far, oldest first
   // Which endpoint SendAll serves first.
   size_t turn_ = 0;
-  // Endpoints that peers opened and that still exist.
-  size_t accepted_ = 0;
+  size_t accepted_ = 0;                 // endpoints that peers opened, and that are not down
+  std::vector<UcxEndpoint*> unproved_;  // those of them that are not authorised, oldest first
   // A hello that waits for an answer.
   struct Caller {
     Hello hello;

@@ -165,38 +165,50 @@ void UcxBackend::TakeHello() {
   Welcome(caller.hello, caller.place);
 }
 
+// Nothing of the hello is proved: it costs the caller's own endpoint, and nobody else's.
 void UcxBackend::Welcome(const Hello& hello, const std::string& place) {
-  // The caller gives its UCX endpoint a random id. Another id than before means that the caller
-  // made a new endpoint, and the path here leads to the one that is gone.
-  const auto known = paths_.find(place);
-  const bool ours = hello.target == incarnation_;
-  if (ours && known != paths_.end() && known->second->peer_id() != 0 &&
-      known->second->peer_id() != hello.path) {
-    known->second->Fail(absl::UnavailableError("the peer connected anew"));
-    // By socket the caller's new endpoint comes with a connection of its own, and so a path of its
-    // own.
-    if (place.front() != kByWorker) return;
-  }
   auto path = PathTo(place, hello.reports_failure);
   if (!path.ok()) {
     Log(LogLevel::kWarning, "ucx: a peer that connects cannot be answered: {}",
         std::string(path.status().message()));
     return;
   }
-  if (!ours) {
+  if (hello.target != incarnation_) {
     // The caller used the metadata of an earlier agent with the same address.
     return Refuse(*path, hello.cookie, "another agent lives here: the one meant has restarted");
   }
-  (*path)->set_peer_id(hello.path);
-  (*path)->WatchProcess(hello.host, host_);
-  if (accepted_ >= kMaxAccepted) {
+  if ((*path)->reports_failure() != hello.reports_failure) {
+    // UCX could not join such ends, and would fail this one, which another peer may need.
+    Log(LogLevel::kDebug,
+        "ucx: a hello is not answered: its UCX endpoint {} failures, and the one here {}",
+        hello.reports_failure ? "reports" : "does not report",
+        hello.reports_failure ? "cannot" : "can");
+    return;
+  }
+  if (place.front() != kByWorker) {
+    // The connection is the caller's own, so its id is known from the first hello on. A new path of
+    // the caller comes with a connection of its own.
+    if ((*path)->peer_id() == 0) (*path)->set_peer_id(hello.path);
+    if ((*path)->peer_id() != hello.path) {
+      return Refuse(*path, hello.cookie, "a connection does not change its path");
+    }
+  }
+  if (!MakeSpace()) {
     return Refuse(*path, hello.cookie, "this agent has as many connections as it takes");
   }
   ++accepted_;
   auto endpoint = std::make_unique<UcxEndpoint>(this, *path, hello);
   endpoints_.emplace(endpoint->cookie(), endpoint.get());
+  unproved_.push_back(endpoint.get());
   Activate(endpoint.get());
   events_.Push(MakeAccepted(std::move(endpoint)));
+}
+
+bool UcxBackend::MakeSpace() {
+  if (accepted_ < kMaxAccepted && unproved_.size() < MaxUnproved()) return true;
+  if (unproved_.empty()) return false;
+  unproved_.front()->Shutdown(absl::ResourceExhaustedError("too many connections begin at once"));
+  return true;
 }
 
 void UcxBackend::FailPaths() {

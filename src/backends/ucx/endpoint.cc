@@ -51,6 +51,8 @@ UcxEndpoint::UcxEndpoint(UcxBackend* backend, Path* path, const Hello& hello)
       path_(path),
       cookie_(RandomNonZero64()),
       peer_cookie_(hello.cookie),
+      peer_path_(hello.path),
+      caller_(hello.host),
       peer_(absl::StrCat("agent ", hello.dialler.ToString().substr(0, 8))) {
   path_->endpoints.push_back(this);
   // Sent by the next Pump: this runs before the backend knows the endpoint.
@@ -69,6 +71,16 @@ void UcxEndpoint::Detach() {
   backend_ = nullptr;
 }
 
+void UcxEndpoint::WelcomeAgain(Path* path) {
+  std::erase(path_->endpoints, this);
+  path_ = path;
+  path_->endpoints.push_back(this);
+  // The welcome is the first frame, whether the one before has arrived or not.
+  order_ = 0;
+  controls_ = {{.kind = FrameKind::kWelcome}};
+  backend_->Activate(this);
+}
+
 std::string UcxEndpoint::Name() const {
   const bool known = path_ != nullptr && path_->pid() != 0;
   return known ? absl::StrCat(peer_, ", process ", path_->pid()) : peer_;
@@ -81,7 +93,9 @@ EndpointInfo UcxEndpoint::Describe() const {
 
 void UcxEndpoint::Authorize() {
   if (down() || !accepted() || std::exchange(authorized_, true)) return;
+  incoming_.Widen();
   controls_.push_back({.kind = FrameKind::kAuthorized});
+  backend_->Authorized(this);
   backend_->Activate(this);
 }
 

@@ -53,6 +53,18 @@ class UcxEndpoint final : public Endpoint {
   uint64_t cookie() const { return cookie_; }
   uint64_t peer_cookie() const { return peer_cookie_; }
   Path* path() const { return path_; }
+  // The id of the peer's own path, as its hello or its welcome says; 0: not known yet.
+  uint64_t peer_path() const { return peer_path_; }
+  // Accepting side: the process that the peer says it is; it may be believed once the endpoint is
+  // authorised.
+  const HostIdentity& caller() const { return caller_; }
+  // Accepting side: nothing shows that the peer has received the welcome, and nothing else was
+  // sent.
+  bool only_welcomed() const {
+    return accepted() && !authorized_ && !incoming_.begun() && order_ <= 1;
+  }
+  // The welcome goes out once more, over `path`. Only where only_welcomed().
+  void WelcomeAgain(Path* path);
 
   // A frame that names this endpoint's cookie. UCX may deliver frames out of order.
   void OnFrame(const FrameHead& head, std::span<const std::byte> body);
@@ -136,8 +148,10 @@ class UcxEndpoint final : public Endpoint {
   const Time made_ = Now();
   const uint64_t cookie_;
   uint64_t peer_cookie_ = 0;  // 0: not known yet
-  const std::string peer_;    // text for people
-  bool authorized_ = false;   // accepting: the agent said so; connecting: the peer said so
+  uint64_t peer_path_ = 0;
+  const HostIdentity caller_{};
+  const std::string peer_;   // text for people
+  bool authorized_ = false;  // accepting: the agent said so; connecting: the peer said so
 
   uint64_t order_ = 0;  // number of the last frame that was sent
   // Charged bytes of data frames, modulo 2^32: sent and acknowledged by the peer; taken from the
@@ -146,7 +160,7 @@ class UcxEndpoint final : public Endpoint {
   uint32_t data_acknowledged_ = 0;
   uint32_t data_taken_ = 0;
   uint32_t data_reported_ = 0;
-  Resequencer incoming_;
+  Resequencer incoming_{side_ == Side::kAccepting ? Resequencer::kNarrow : Resequencer::kWide};
 
   std::deque<Control> controls_;
   std::deque<std::string> messages_;

@@ -110,7 +110,8 @@ absl::Status UcxEndpoint::OnWelcome(std::span<const std::byte> body) {
   if (!welcome.ok()) return welcome.status();
   if (state_ != State::kDialling) return NotYours();
   peer_cookie_ = welcome->cookie;
-  // So that the peer's next hello over its path is not taken for one of a new path.
+  peer_path_ = welcome->path;
+  // Only the peer's worker has seen the cookie that the welcome names.
   path_->set_peer_id(welcome->path);
   state_ = State::kUp;
   backend_->Welcomed(this);

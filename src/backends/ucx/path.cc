@@ -55,12 +55,12 @@ ucs_status_t Path::OpenWorker(std::optional<bool> reports_failure) {
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
   params.address = reinterpret_cast<const ucp_address_t*>(place_.data() + 1);
   ucs_status_t made = UCS_ERR_UNREACHABLE;
-  // Without reports_failure the setting of the peer's end is free. Reporting is tried first. Shared
-  // memory cannot report (see Worker::memory_only), so the attempt is left out there.
-  if (reports_failure.value_or(!worker_->memory_only())) {
-    made = Make(params, UCP_ERR_HANDLING_MODE_PEER);
-  }
-  if (made == UCS_ERR_UNREACHABLE && !reports_failure.value_or(false)) {
+  // Reporting is tried first, also where the peer is said not to report: what it can do follows
+  // from what both have. Shared memory cannot report (see Worker::memory_only), so the attempt is
+  // left out there.
+  const bool must_report = reports_failure.value_or(false);
+  if (must_report || !worker_->memory_only()) made = Make(params, UCP_ERR_HANDLING_MODE_PEER);
+  if (made == UCS_ERR_UNREACHABLE && !must_report) {
     made = Make(params, UCP_ERR_HANDLING_MODE_NONE);
   }
   return made;

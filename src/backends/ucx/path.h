@@ -44,8 +44,9 @@ class Path final : private net::Watcher {
     OutgoingPool* pool;
     net::Reactor* reactor;
   };
-  // `place`: see frames.h. `reports_failure`: the setting of the peer's end, if it has one; without
-  // it both settings are tried. Unavailable: UCX finds no transport that reaches the peer.
+  // `place`: see frames.h. `reports_failure`: the setting of the peer's end, if it says so. If it
+  // is true, the own end reports too; otherwise the own end reports if it can. Unavailable: UCX
+  // finds no transport that reaches the peer.
   static absl::StatusOr<std::unique_ptr<Path>> Open(const Parts& parts, std::string place,
                                                     std::optional<bool> reports_failure);
   // The accepting end of a connection to the listener. Its place is a name that is unique here.
@@ -58,7 +59,8 @@ class Path final : private net::Watcher {
   bool Is(ucp_ep_h endpoint) const { return endpoint != nullptr && endpoint == ep_; }
   Time made() const { return made_; }
   uint64_t id() const { return id_; }
-  // The id of the peer's own path to this backend; 0: not known yet.
+  // The id of the peer's own path to this backend, as an endpoint says that was authorised or
+  // welcomed; 0: not known yet.
   uint64_t peer_id() const { return peer_id_; }
   void set_peer_id(uint64_t id) { peer_id_ = id; }
 
@@ -95,7 +97,7 @@ class Path final : private net::Watcher {
   std::string Lanes() const;
   uint32_t pid() const { return pid_; }  // 0: not known, or not of this host
 
-  std::vector<UcxEndpoint*> endpoints;  // endpoints that use the path
+  std::vector<UcxEndpoint*> endpoints;  // endpoints that use the path, oldest first
 
  private:
   Path(const Parts& parts, std::string place);

@@ -20,15 +20,25 @@ namespace kvxfer::ucx {
 
 class Resequencer {
  public:
-  // Limits of the early frames and their bytes: many times what a sender has in flight.
-  static constexpr size_t kMaxEarly = 512;
-  static constexpr size_t kMaxEarlyBytes = 8 * kDataWindow;
+  // Limits of the early frames and of their bytes.
+  struct Limits {
+    size_t frames;
+    size_t bytes;
+  };
+  // For a peer that has not proved who it is: what a handshake may have in flight, and more.
+  static constexpr Limits kNarrow{.frames = 16, .bytes = kMaxFirstMessageBytes};
+  // Many times what a sender has in flight.
+  static constexpr Limits kWide{.frames = 512, .bytes = 8 * kDataWindow};
 
   struct Early {
     FrameHead head;
     std::string body;
   };
   enum class Place : uint8_t { kNext, kKept, kRefused };
+
+  explicit Resequencer(Limits limits) : limits_(limits) {}
+  // From now on the limits are kWide.
+  void Widen() { limits_ = kWide; }
 
   // kNext: it is this frame's turn, and the caller uses it now. kKept: Take returns the frame when
   // its turn comes. kRefused: the frame's number came before, or too many frames are early; the
@@ -38,8 +48,8 @@ class Resequencer {
       ++next_;
       return Place::kNext;
     }
-    if (head.order < next_ || early_.size() >= kMaxEarly ||
-        early_bytes_ + body.size() > kMaxEarlyBytes) {
+    if (head.order < next_ || early_.size() >= limits_.frames ||
+        early_bytes_ + body.size() > limits_.bytes) {
       return Place::kRefused;
     }
     const char* const text = reinterpret_cast<const char*>(body.data());
@@ -60,8 +70,11 @@ class Resequencer {
   }
 
   size_t early() const { return early_.size(); }
+  // A frame has had its turn.
+  bool begun() const { return next_ > 1; }
 
  private:
+  Limits limits_;
   uint64_t next_ = 1;  // the number of the frame whose turn it is
   std::map<uint64_t, Early> early_;
   size_t early_bytes_ = 0;

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "src/core/base/descriptor_share.h"
+
 namespace kvxfer::net {
 namespace {
 
@@ -50,8 +52,16 @@ bool Linger::Work() {
 }
 
 void Lingerers::Add(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued) {
-  if (all_.size() >= kMax) all_.pop_front();
+  const size_t share = std::min(kMaxDescriptors, DescriptorsForUnproved());
+  const size_t most = share - std::min(share, 1 + data.size());
+  while (all_.size() >= kMax || (!all_.empty() && descriptors() > most)) all_.pop_front();
   all_.emplace_back(reactor, std::move(control), std::move(data), std::move(queued));
+}
+
+size_t Lingerers::descriptors() const {
+  size_t descriptors = 0;
+  for (const Linger& linger : all_) descriptors += linger.descriptors();
+  return descriptors;
 }
 
 void Lingerers::Work() {

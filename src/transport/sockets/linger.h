@@ -30,6 +30,7 @@ class Linger final : public Watcher {
   bool Work();
   bool HasWork() const { return ready_; }
   Time deadline() const { return deadline_; }
+  size_t descriptors() const { return 1 + data_.size(); }
   void OnReady(uint32_t) override { ready_ = true; }
 
  private:
@@ -42,10 +43,11 @@ class Linger final : public Watcher {
   const Time deadline_;
 };
 
-// The lingering endpoints of one backend. Beyond kMax the oldest is closed.
+// The lingering endpoints of one backend. Beyond kMax, or kMaxDescriptors, the oldest is closed.
 class Lingerers {
  public:
   static constexpr size_t kMax = 64;
+  static constexpr size_t kMaxDescriptors = 4 * kMax;
 
   void Add(Reactor* reactor, Fd control, std::vector<Fd> data, std::string queued);
   void Work();
@@ -53,6 +55,7 @@ class Lingerers {
   std::optional<Time> deadline() const;
   void OnDeadline(Time now);
   void Clear() { all_.clear(); }
+  size_t descriptors() const;
 
  private:
   std::list<Linger> all_;  // oldest first

@@ -5,6 +5,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -216,6 +217,11 @@ bool IsOfThisHost(const SocketAddress& address) {
   SocketAddress own = SourceTo(address);
   own.set_port(address.port());
   return own.length != 0 && own.ToString() == address.ToString();
+}
+
+bool ConnectionWaits(int listener) {
+  pollfd look{.fd = listener, .events = POLLIN, .revents = 0};
+  return ::poll(&look, 1, 0) == 1;
 }
 
 int SocketError(int fd) {

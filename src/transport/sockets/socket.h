@@ -65,6 +65,9 @@ absl::StatusOr<Fd> StartConnect(const SocketAddress& to, const SocketAddress& fr
 bool IsOfThisHost(const SocketAddress& address);
 // The errno that the connection ended with, reported once; 0: none.
 int SocketError(int fd);
+// Whether a connection waits to be accepted. (Without descriptors accept fails whether one does or
+// not.)
+bool ConnectionWaits(int listener);
 
 // How far a connection has come, and what the peer's kernel has not acknowledged yet.
 struct SendProgress {

@@ -12,6 +12,7 @@
 #include "src/transport/handouts.h"
 #include "src/transport/hello.h"
 #include "src/transport/sockets/reactor.h"
+#include "tests/support/open_files.h"
 #include "tests/unit/core/protocol/golden/metadata_stream_v3.h"
 
 namespace kvxfer::net {
@@ -138,6 +139,17 @@ TEST_F(NetHandouts, WhoDoesNotReadHoldsUpNobodyAndKeepsNobodyAwake) {
   }
   got += Read(slow).size();
   EXPECT_EQ(got, kWelcomeBytes + large->size());
+}
+
+// Who reads metadata has proved nothing.
+TEST_F(NetHandouts, HaveAShareOfTheDescriptors) {
+  const testing::DescriptorLimit few(240);
+  const auto large = Bytes(16 << 20);
+  std::vector<Fd> all;
+  while (handouts_.MakeSpace(Now()) && all.size() < Handouts::kMax) all.push_back(Give(large));
+  EXPECT_EQ(all.size(), 60u);
+  EXPECT_TRUE(handouts_.MakeSpace(Now() + Handouts::kFairTime));
+  EXPECT_EQ(handouts_.size(), 59u);
 }
 
 TEST_F(NetHandouts, ATurnIsBoundedAndGoesRound) {

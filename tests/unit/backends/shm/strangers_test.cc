@@ -148,6 +148,35 @@ TEST(ShmStrangers, ASpoiltRingEndsWithItsSocket) {
   EXPECT_TRUE(Drive({&target}, [&] { return target.down.size() == 1; }));
 }
 
+// A sender without a bell is woken by a frame of the socket. Expect that one who reads none of them
+// has no queue of them.
+TEST(ShmStrangers, WhoReadsNoWakeUpsHasFewWaiting) {
+  constexpr size_t kRecords = 20'000;
+  Side target;
+  LyingDialler dialler(target);
+  dialler.Seal();
+  dialler.channel->SendFrame(shm::FrameType::kRing, {}, dialler.file.get());
+  ASSERT_TRUE(Drive({&target}, [&] { return target.endpoints.size() == 1; }));
+  shm::RingSender sender(&dialler.rings[0]);
+  for (size_t i = 0; i < kRecords; ++i) {
+    dialler.rings[0].sender_waits.store(1);
+    ASSERT_TRUE(Drive({&target}, [&] { return sender.Push(2, true, ""); }));
+    target.Poll();
+  }
+  EXPECT_TRUE(target.down.empty());
+  size_t woken = 0;
+  shm::Channel::Frame frame;
+  for (int idle = 0; idle < 3; ++idle) {
+    while (dialler.channel->Receive(frame) == shm::Channel::Got::kFrame) {
+      woken += frame.type == shm::FrameType::kBell ? 1 : 0;
+      idle = 0;
+    }
+    target.Poll();
+  }
+  EXPECT_GT(woken, 0u);
+  EXPECT_LT(woken, kRecords / 2);
+}
+
 // Expect that neither rings that could shrink nor a bell that is none are taken, and that this is
 // no proof that the peer copies no more.
 TEST(ShmStrangers, RingsThatCouldShrinkAndFalseBellsAreRefused) {

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "src/core/base/descriptor_share.h"
 #include "tests/support/open_files.h"
 #include "tests/unit/backends/tcp/test_util.h"
 
@@ -194,6 +195,66 @@ TEST_F(TcpListener, WithoutDescriptorsItWaitsAndLinksGoOn) {
   EXPECT_TRUE(calm) << "it spins on accept";
   Say(late, {.rails = 1, .target = b->incarnation});
   EXPECT_EQ(Hear(late).code, tcp::WelcomeCode::kJoin);
+}
+
+TEST_F(TcpListener, WithoutDescriptorsTheOldestUnprovedGoes) {
+  Up(4096);
+  ExpectTheLinkWorks();
+  const Fd silent = Stranger();
+  b->Poll();
+  EXPECT_FALSE(Closed(silent, std::chrono::milliseconds(10)));
+  const net::SocketAddress to = ListenAddress();
+  const Fd late(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const testing::NoDescriptors no_descriptors;
+  ASSERT_EQ(::connect(late.get(), to.get(), to.length), 0);
+  // At once, and not only when its time is over.
+  EXPECT_TRUE(Closed(silent, net::Listener::kPreambleTimeout / std::chrono::milliseconds(2) *
+                                 std::chrono::milliseconds(1)));
+  Say(late, {.rails = 1, .target = b->incarnation});
+  EXPECT_EQ(Hear(late).code, tcp::WelcomeCode::kJoin);
+  ExpectTheLinkWorks();
+}
+
+// Links without a proof, each with as many data streams as may be.
+TEST_F(TcpListener, UnprovedLinksHaveAShareOfTheDescriptors) {
+  Up(4096);
+  constexpr size_t kLinks = 20;
+  constexpr size_t kStreams = 16;
+  const testing::DescriptorLimit limit(1024);
+  const size_t before = testing::OpenFiles();
+  std::vector<Fd> ours;
+  for (size_t i = 0; i < kLinks; ++i) {
+    ours.push_back(Stranger());
+    Say(ours.back(), {.rails = kStreams, .target = b->incarnation});
+    const tcp::Welcome welcome = Hear(ours.back());
+    for (uint8_t rail = 0; rail < kStreams; ++rail) {
+      ours.push_back(Stranger());
+      Say(ours.back(), {.role = tcp::Role::kData,
+                        .rail = rail,
+                        .rails = kStreams,
+                        .target = b->incarnation,
+                        .link = welcome.link});
+      EXPECT_EQ(Hear(ours.back()).code, tcp::WelcomeCode::kJoin) << i;
+    }
+    EXPECT_LE(testing::OpenFiles(), before + ours.size() + DescriptorsForUnproved());
+  }
+  ASSERT_EQ(b->accepted.size(), 1 + kLinks);
+  // As many as exceed the share, the oldest first.
+  const size_t ended = kLinks - DescriptorsForUnproved() / (kStreams + 1);
+  ASSERT_EQ(b->down.size(), ended);
+  for (size_t i = 0; i < ended; ++i) {
+    EXPECT_EQ(b->down[i].first, b->accepted[1 + i].get());
+    EXPECT_EQ(b->down[i].second.code(), absl::StatusCode::kResourceExhausted);
+  }
+  b->down.clear();
+  ExpectTheLinkWorks();
+  // Who is authorised counts no more.
+  for (size_t i = 1 + ended; i < b->accepted.size(); ++i) b->accepted[i]->Authorize();
+  for (size_t i = 0; i < 100; ++i) {
+    ours.push_back(Stranger());
+    b->Poll();
+  }
+  ExpectTheLinkWorks();
 }
 
 TEST_F(TcpListener, AnAddressInUseIsNamedWithTheRemedy) {

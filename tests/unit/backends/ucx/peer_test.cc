@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/backends/ucx/backend.h"
 #include "src/backends/ucx/frames.h"
 #include "src/backends/ucx/worker.h"
 #include "src/core/base/own_fd.h"
@@ -89,12 +90,17 @@ class PlayedPeer : private ucx::FrameSink {
     ASSERT_EQ(ucp_ep_create(worker_->get(), &params, &endpoint_), UCS_OK);
   }
 
-  void SayHello(uint64_t cookie, uint64_t path) {
-    Say({.kind = FrameKind::kHello}, Encode(ucx::Hello{.cookie = cookie,
+  void SayHello(uint64_t cookie, uint64_t path) { SayHello(cookie, path, worker_->address()); }
+  // It names that worker as its own.
+  void SayHello(uint64_t cookie, uint64_t path, const std::string& worker,
+                bool reports_failure = true) {
+    Say({.kind = FrameKind::kHello}, Encode(ucx::Hello{.reports_failure = reports_failure,
+                                                       .cookie = cookie,
                                                        .path = path,
                                                        .target = target_,
                                                        .dialler = self_,
-                                                       .worker = worker_->address()}));
+                                                       .host = host,
+                                                       .worker = worker}));
   }
 
   // Encodes, sends and waits until UCX has taken it.
@@ -132,6 +138,7 @@ class PlayedPeer : private ucx::FrameSink {
   }
 
   std::vector<Heard> heard;
+  HostIdentity host{};  // that its hellos name
 
  private:
   PlayedPeer() = default;
@@ -206,27 +213,144 @@ class UcxPeer : public ::testing::Test {
     return welcome;
   }
 
+  // And the party's agent believes it.
+  ucx::Welcome DialAndProve(uint64_t cookie, uint64_t path) {
+    const size_t before = party_->links.size();
+    const ucx::Welcome welcome = Dial(cookie, path);
+    EXPECT_TRUE(Until([&] { return party_->links.size() > before; }));
+    party_->links.back()->endpoint->Authorize();
+    return welcome;
+  }
+
   const Flavour flavour_;
   std::unique_ptr<Party> party_;
   std::unique_ptr<PlayedPeer> peer_;
 };
 
-// A path that the peer has made anew says that the old one is over; the same one says nothing.
+// Who has proved itself on a path that it has made anew says that the old one is over; the same
+// path says nothing.
 TEST_F(UcxPeer, OnlyANewPathEndsTheLinksOfTheOldOne) {
   peer_->ConnectTo(*party_);
-  const ucx::Welcome first = Dial(1, 100);
-  const ucx::Welcome second = Dial(2, 100);
+  const ucx::Welcome first = DialAndProve(1, 100);
+  const ucx::Welcome second = DialAndProve(2, 100);
   EXPECT_EQ(first.path, second.path);
   Idle(std::chrono::milliseconds(20));
   EXPECT_FALSE(party_->links[0]->down);
-  peer_->ConnectTo(*party_);
-  const ucx::Welcome third = Dial(3, 101);
-  EXPECT_NE(third.path, first.path);
+  DialAndProve(3, 101);
   ASSERT_EQ(party_->links.size(), 3u);
-  EXPECT_TRUE(party_->links[0]->down);
-  EXPECT_TRUE(party_->links[1]->down);
+  ASSERT_TRUE(Until([&] { return party_->links[0]->down && party_->links[1]->down; }));
   EXPECT_TRUE(Fails(party_->links[0]->why, absl::StatusCode::kUnavailable, {"connected anew"}));
   EXPECT_FALSE(party_->links[2]->down);
+}
+
+// Anybody may say hello and name the worker of another agent.
+TEST_F(UcxPeer, NothingEndsForWhoHasProvedNothing) {
+  peer_->ConnectTo(*party_);
+  DialAndProve(1, 100);
+  for (uint64_t i = 0; i < 20; ++i) Dial(2 + i, 101 + i);
+  Idle(std::chrono::milliseconds(20));
+  EXPECT_FALSE(party_->links[0]->down) << party_->links[0]->why;
+  // Nor does the process end the path that the hello names: one that does not exist.
+  HostIdentity gone = party_->host();
+  gone.pid = 0x7fffffff;
+  peer_->host = gone;
+  Dial(50, 150);
+  Idle(std::chrono::milliseconds(20));
+  EXPECT_FALSE(party_->links[0]->down) << party_->links[0]->why;
+  EXPECT_FALSE(party_->links.back()->down) << party_->links.back()->why;
+}
+
+// A link between two others, "a" and the party, and the peer here who names a's worker as its own.
+class UcxImpostor : public UcxPeer {
+ protected:
+  void SetUp() override {
+    UcxPeer::SetUp();
+    ASSERT_OK_AND_ASSIGN(a_, Party::Make(flavour_, "a"));
+    ASSERT_OK_AND_ASSIGN(const ucx::Address address,
+                         ucx::DecodeAddress(a_->backend().Describe().address));
+    worker_ = address.place.substr(1);
+    peer_->ConnectTo(*party_);
+  }
+  bool All(const std::function<bool()>& done) {
+    return Until([&] {
+      a_->Turn();
+      return done();
+    });
+  }
+  void Connect() {
+    const size_t before = party_->links.size();
+    ASSERT_OK_AND_ASSIGN(link_, a_->Connect(*party_));
+    ASSERT_TRUE(All([&] { return link_->connected && party_->links.size() > before; }));
+    party_->links.back()->endpoint->Authorize();
+  }
+  // a's link passes messages both ways.
+  void ExpectItWorks() {
+    TestLink& in = *party_->links.back();
+    ASSERT_TRUE(link_->Send("there"));
+    ASSERT_TRUE(in.Send("back"));
+    EXPECT_TRUE(All([&] { return !in.messages.empty() && !link_->messages.empty(); }));
+    EXPECT_FALSE(in.down) << in.why;
+    EXPECT_FALSE(link_->down) << link_->why;
+    in.messages.clear();
+    link_->messages.clear();
+  }
+  void Impersonate(uint64_t path) {
+    const size_t before = party_->links.size();
+    peer_->SayHello(path, path, worker_);
+    ASSERT_TRUE(All([&] { return party_->links.size() > before; }));
+    party_->links.erase(party_->links.end() - 1);  // nothing proves it
+  }
+
+  std::unique_ptr<Party> a_;
+  std::string worker_;
+  TestLink* link_ = nullptr;
+};
+
+TEST_F(UcxImpostor, EndsNoLinkOfTheWorkerThatItNames) {
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  for (uint64_t i = 0; i < 10; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Impersonate(1000 + i));
+    ASSERT_NO_FATAL_FAILURE(ExpectItWorks());
+  }
+  EXPECT_EQ(a_->links.size(), 1u);
+}
+
+// The party opens a path to the worker before its owner says anything.
+TEST_F(UcxImpostor, WhoComesFirstHindersNobody) {
+  ASSERT_NO_FATAL_FAILURE(Impersonate(1000));
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  ASSERT_NO_FATAL_FAILURE(ExpectItWorks());
+}
+
+// UCX joins only ends of one setting. Expect that the false one is neither believed nor answered.
+TEST_F(UcxImpostor, WhoSaysThatTheWorkerReportsNoFailuresHindersNobody) {
+  peer_->SayHello(1000, 1000, worker_, /*reports_failure=*/false);
+  for (const Time end = Now() + std::chrono::milliseconds(50); Now() < end;) {
+    All([] { return true; });
+  }
+  EXPECT_TRUE(party_->links.empty());
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  ASSERT_NO_FATAL_FAILURE(ExpectItWorks());
+}
+
+// The old path works no more, and only the party does not know it yet.
+TEST_F(UcxPeer, ANewPathIsAnsweredAgainWhenTheOldOneHasFailed) {
+  peer_->ConnectTo(*party_);
+  DialAndProve(1, 100);
+  const uint64_t old = Dial(2, 101).path;
+  const size_t welcomes = peer_->Count(FrameKind::kWelcome);
+  peer_->ConnectTo(*party_);  // closes what the welcome came over
+  ASSERT_TRUE(Until([&] { return peer_->Count(FrameKind::kWelcome) > welcomes; }));
+  EXPECT_TRUE(party_->links[0]->down);
+  EXPECT_FALSE(party_->links[1]->down) << party_->links[1]->why;
+  const auto welcome = ucx::DecodeWelcome(std::as_bytes(std::span(peer_->heard.back().body)))
+                           .value_or(ucx::Welcome{});
+  EXPECT_EQ(peer_->heard.back().head.cookie, 2u);
+  EXPECT_NE(welcome.path, old);
+  EXPECT_EQ(peer_->heard.back().head.order, 1u);
+  // Once: the new path leads to whoever the hello meant.
+  peer_->ConnectTo(*party_);
+  EXPECT_TRUE(Until([&] { return party_->links[1]->down; }));
 }
 
 // Else two agents that dial each other would take one another's new path for a sign of the loss of
@@ -243,11 +367,60 @@ TEST_F(UcxPeer, TheWelcomeTellsThePathOfWhoGaveIt) {
   peer_->Say({.kind = FrameKind::kWelcome, .cookie = hello.cookie, .order = 1},
              Encode(ucx::Welcome{.cookie = 5, .path = 100}));
   // The path that the welcome came by: nothing has ended.
-  EXPECT_EQ(Dial(6, 100).path, hello.path);
+  EXPECT_EQ(DialAndProve(6, 100).path, hello.path);
+  Idle(std::chrono::milliseconds(20));
   EXPECT_FALSE(link.down);
   // Another one: it has.
-  Dial(7, 101);
-  EXPECT_TRUE(link.down);
+  DialAndProve(7, 101);
+  EXPECT_TRUE(Until([&] { return link.down; }));
+}
+
+TEST_F(UcxPeer, TheOldestWithoutAProofMakesSpace) {
+  peer_->ConnectTo(*party_);
+  DialAndProve(1, 100);
+  const size_t most = ucx::UcxBackend::MaxUnproved();
+  for (uint64_t i = 0; i < most; ++i) Dial(2 + i, 100);
+  EXPECT_FALSE(party_->links[1]->down);
+  Dial(2 + most, 100);
+  EXPECT_TRUE(Until([&] { return party_->links[1]->down; }));
+  EXPECT_TRUE(Fails(party_->links[1]->why, absl::StatusCode::kResourceExhausted, {"at once"}));
+  EXPECT_FALSE(party_->links[0]->down);
+  EXPECT_FALSE(party_->links[2]->down);
+}
+
+TEST_F(UcxPeer, WhoHasProvedItselfMakesNoSpace) {
+  peer_->ConnectTo(*party_);
+  const size_t most = ucx::UcxBackend::kMaxAccepted;
+  for (uint64_t i = 0; i + 1 < most; ++i) DialAndProve(1 + i, 100);
+  // The one that has proved nothing goes.
+  Dial(most, 100);
+  DialAndProve(most + 1, 100);
+  EXPECT_TRUE(Until([&] { return party_->links[most - 1]->down; }));
+  peer_->SayHello(most + 2, 100);
+  EXPECT_TRUE(Until([&] {
+    return std::ranges::any_of(peer_->heard, [&](const Heard& frame) {
+      return frame.head.kind == FrameKind::kBye && frame.head.cookie == most + 2 &&
+             frame.body.find("as many connections") != std::string::npos;
+    });
+  }));
+  for (size_t i = 0; i < party_->links.size(); ++i) {
+    EXPECT_EQ(party_->links[i]->down, i == most - 1) << i;
+  }
+}
+
+// What comes early is kept, so there is a bound on it. 64 KiB are a part of a message of those who
+// are authorised.
+TEST_F(UcxPeer, LittleIsKeptOfWhoHasProvedNothing) {
+  peer_->ConnectTo(*party_);
+  const std::string large(2 * kMaxFirstMessageBytes, 'x');
+  const ucx::Welcome proved = DialAndProve(1, 100);
+  peer_->Say({.kind = FrameKind::kMessage, .cookie = proved.cookie, .order = 2}, large);
+  const ucx::Welcome stranger = Dial(2, 100);
+  peer_->Say({.kind = FrameKind::kMessage, .cookie = stranger.cookie, .order = 2}, large);
+  EXPECT_TRUE(Until([&] { return party_->links[1]->down; }));
+  EXPECT_TRUE(Fails(party_->links[1]->why, absl::StatusCode::kInvalidArgument,
+                    {"does not count its frames"}));
+  EXPECT_FALSE(party_->links[0]->down);
 }
 
 // Connects to the worker whose address comes over the socket, and never takes what UCX answers.
@@ -298,17 +471,18 @@ class UcxSocketPeer : public UcxPeer {
   UcxSocketPeer() : UcxPeer(UcxSocketFlavour()) {}
 };
 
-// A connection that was accepted cannot be made anew from here.
-TEST_F(UcxSocketPeer, AConnectionThatChangesItsPathIsClosed) {
+// Expect that it is refused, and that nothing ends.
+TEST_F(UcxSocketPeer, AConnectionDoesNotChangeItsPath) {
   peer_->ConnectTo(*party_);
-  Dial(1, 100);
+  DialAndProve(1, 100);
   Dial(2, 100);
   peer_->SayHello(3, 101);
-  ASSERT_TRUE(Until([&] { return party_->links[0]->down && party_->links[1]->down; }));
+  ASSERT_TRUE(Until([&] { return peer_->Count(FrameKind::kBye) > 0; }));
   Idle(std::chrono::milliseconds(20));
   EXPECT_EQ(party_->links.size(), 2u);
+  EXPECT_FALSE(party_->links[0]->down || party_->links[1]->down);
   peer_->ConnectTo(*party_);
-  EXPECT_NE(Dial(4, 102).cookie, 0u);
+  EXPECT_NE(DialAndProve(4, 102).cookie, 0u);
 }
 
 // The peer reads more than may be on its way and acknowledges nothing, so that a part has to wait.

@@ -237,10 +237,10 @@ TEST(UcxOutgoing, PacksTheSameBytesInAnyPieces) {
 TEST(UcxResequencer, PutsEveryOrderInOrderOnce) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 200; ++round) {
-    std::vector<uint64_t> sent(1 + random() % Resequencer::kMaxEarly);
+    std::vector<uint64_t> sent(1 + random() % Resequencer::kWide.frames);
     std::iota(sent.begin(), sent.end(), 1);
     std::ranges::shuffle(sent, random);
-    Resequencer in;
+    Resequencer in(Resequencer::kWide);
     uint64_t due = 1;
     for (const uint64_t order : sent) {
       const std::string body = std::to_string(order);
@@ -261,11 +261,11 @@ TEST(UcxResequencer, PutsEveryOrderInOrderOnce) {
 }
 
 TEST(UcxResequencer, RefusesWhatCameBeforeAndTooMuchThatIsEarly) {
-  Resequencer in;
+  Resequencer in(Resequencer::kWide);
   EXPECT_EQ(in.Put({.order = 0}, {}), Resequencer::Place::kRefused);
   EXPECT_EQ(in.Put({.order = 1}, {}), Resequencer::Place::kNext);
   EXPECT_EQ(in.Put({.order = 1}, {}), Resequencer::Place::kRefused);
-  for (uint64_t i = 0; i < Resequencer::kMaxEarly; ++i) {
+  for (uint64_t i = 0; i < Resequencer::kWide.frames; ++i) {
     ASSERT_EQ(in.Put({.order = 3 + i}, {}), Resequencer::Place::kKept) << i;
     ASSERT_EQ(in.early(), i + 1);
   }
@@ -278,8 +278,8 @@ TEST(UcxResequencer, RefusesWhatCameBeforeAndTooMuchThatIsEarly) {
 
 TEST(UcxResequencer, KeepsAsManyBytesAsMayBeEarlyAndNoMore) {
   const std::vector<std::byte> body(kMaxBodyBytes);
-  const uint64_t fit = Resequencer::kMaxEarlyBytes / body.size();
-  Resequencer in;
+  const uint64_t fit = Resequencer::kWide.bytes / body.size();
+  Resequencer in(Resequencer::kWide);
   for (int round = 0; round < 2; ++round) {
     const uint64_t first = 1 + static_cast<uint64_t>(round) * (fit + 1);
     for (uint64_t i = 1; i <= fit; ++i) {
@@ -290,6 +290,23 @@ TEST(UcxResequencer, KeepsAsManyBytesAsMayBeEarlyAndNoMore) {
     ASSERT_EQ(in.Put({.order = first}, body), Resequencer::Place::kNext);
     for (uint64_t i = 1; i <= fit; ++i) ASSERT_TRUE(in.Take().has_value());
   }
+}
+
+TEST(UcxResequencer, KeepsLittleUntilItIsWidened) {
+  Resequencer frames(Resequencer::kNarrow);
+  for (uint64_t i = 0; i < Resequencer::kNarrow.frames; ++i) {
+    ASSERT_EQ(frames.Put({.order = 2 + i}, {}), Resequencer::Place::kKept) << i;
+  }
+  EXPECT_EQ(frames.Put({.order = 100}, {}), Resequencer::Place::kRefused);
+  frames.Widen();
+  EXPECT_EQ(frames.Put({.order = 100}, {}), Resequencer::Place::kKept);
+
+  const std::vector<std::byte> body(kMaxFirstMessageBytes);
+  Resequencer bytes(Resequencer::kNarrow);
+  EXPECT_EQ(bytes.Put({.order = 2}, body), Resequencer::Place::kKept);
+  EXPECT_EQ(bytes.Put({.order = 3}, std::span(body).first(1)), Resequencer::Place::kRefused);
+  bytes.Widen();
+  EXPECT_EQ(bytes.Put({.order = 3}, body), Resequencer::Place::kKept);
 }
 
 TEST(UcxPrint, FindsTransportsAndValues) {

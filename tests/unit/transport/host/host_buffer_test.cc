@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kvxfer/memory.h"
 #include "src/transport/host/shared_mapping.h"
@@ -173,6 +174,8 @@ TEST(HostBufferTest, WantOfMemoryIsAStatusAndNoSignal) {
 KVXFER_CHILD(AllocatesWithALimit) {
   const rlim_t limit = std::stoul(arguments[1]);
   const rlimit set{limit, limit};
+  // The heap may be full to the last byte here, and the error's text needs some: it keeps this.
+  std::vector<char>(64 * 1024).clear();
   CHILD_EXPECT(setrlimit(static_cast<__rlimit_resource>(std::stoi(arguments[0])), &set) == 0);
   // A leak checker would want descriptors at the end.
   _exit(Exhausted(size_t{1} << 20) ? 0 : 1);

@@ -8,8 +8,10 @@
 #include <array>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "src/transport/sockets/reactor.h"
+#include "tests/support/open_files.h"
 
 namespace kvxfer::net {
 namespace {
@@ -48,6 +50,29 @@ TEST(NetLinger, APeerThatKeepsSendingDoesNotKeepItsTurnGoing) {
   (*reactor)->Collect();
   EXPECT_TRUE(linger.HasWork());
   EXPECT_TRUE(linger.Work());
+}
+
+// Links of many streams that all end at once.
+TEST(NetLinger, TheOldestGiveWayByTheirDescriptors) {
+  auto reactor = Reactor::Create();
+  ASSERT_TRUE(reactor.ok());
+  const testing::DescriptorLimit few(240);  // a share of 60
+  Lingerers lingerers;
+  std::vector<Fd> peers;
+  const auto add = [&](size_t streams) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+    peers.emplace_back(ends[1]);
+    std::vector<Fd> data;
+    for (size_t i = 0; i < streams; ++i) data.emplace_back(::dup(ends[1]));
+    lingerers.Add(reactor->get(), Fd(ends[0]), std::move(data), "");
+  };
+  for (int i = 0; i < 3; ++i) add(19);
+  EXPECT_EQ(lingerers.descriptors(), 60u);
+  add(0);
+  EXPECT_EQ(lingerers.descriptors(), 41u);
+  add(100);
+  EXPECT_EQ(lingerers.descriptors(), 101u);
 }
 
 }  // namespace
