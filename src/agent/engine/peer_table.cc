@@ -105,16 +105,17 @@ bool PeerTable::CancelBrokenGroups() {
 void PeerTable::Pump(Time now) {
   do {
     runtime_->own_buffer_wanted = runtime_->own_buffer_freed = false;
-    PumpOnce(now);
+    if (runtime_->staging.open() && peers_.size() > 1) {
+      PumpInTurns(now);
+    } else {
+      ForEach([now](Peer& peer) { peer.Pump(now); });
+    }
   } while (CancelBrokenGroups() || runtime_->own_buffer_freed);
 }
 
 // Peers compete for staging buffers and the first in order gets them, so each pass starts at
 // another peer.
-void PeerTable::PumpOnce(Time now) {
-  if (!runtime_->staging.open() || peers_.size() <= 1) {
-    return ForEach([now](Peer& peer) { peer.Pump(now); });
-  }
+void PeerTable::PumpInTurns(Time now) {
   auto first = peers_.upper_bound(pumped_first_);
   if (first == peers_.end()) first = peers_.begin();
   pumped_first_ = first->first;

@@ -63,7 +63,7 @@ class PeerTable {
   void Replace(Peer& old, const Peer& by);
   // Includes the peers in leaving_. `act` must not add or remove a peer.
   void ForEach(absl::FunctionRef<void(Peer&)> act);
-  void PumpOnce(Time now);
+  void PumpInTurns(Time now);
   bool CancelBrokenGroups();
 
   Runtime* const runtime_;
