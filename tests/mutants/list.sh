@@ -14,6 +14,13 @@ handshake=src/core/protocol/handshake.cc
 bucket=src/core/base/leaky_bucket.h
 transitions=src/core/protocol/transitions.h
 ends=src/core/protocol/send_tracker_end.cc
+credit=src/core/protocol/send_credit.h
+supply=src/core/protocol/slot_supply.h
+suspects=src/core/protocol/suspect_ops.h
+end=src/core/protocol/send_end.h
+end_rule=src/core/protocol/send_end.cc
+one=src/core/protocol/send_transfer.h
+one_cc=src/core/protocol/send_transfer.cc
 session=src/core/protocol/session.cc
 table_of_session=src/core/protocol/session.h
 target=src/core/protocol/target_session.cc
@@ -150,105 +157,104 @@ mutant "OPEN before what the initiator copies is there" $tracks \
 mutant "AMEND forgotten" $tracks \
   'if (!amend.lanes.empty()) channel_->Push' 'if (amend.lanes.size() > 9) channel_->Push'
 mutant "done while ops are in flight" $tracks \
-  '  if (transfer.ops_ > 0) {
-    if (transfer.state_ == SendState::kOpened)' '  if (transfer.ops_ > 99) {
-    if (transfer.state_ == SendState::kOpened)'
+  '  if (transfer.ops() > 0) {
+    if (transfer.state() == SendState::kOpened)' '  if (transfer.ops() > 99) {
+    if (transfer.state() == SendState::kOpened)'
 mutant "done without the arrival" $tracks \
-  'transfer.opened_ ? transfer.arrived_' 'transfer.opened_ ? transfer.opened_'
+  'transfer.opened() ? transfer.arrived()' 'transfer.opened() ? transfer.opened()'
 mutant "a transfer with a number is not told of" $tracks \
-  'transfer.counted() || transfer.order_ != 0 ||' 'transfer.counted() ||'
-mutant "posted while an op is not explained" $tracks \
-  'transfer.sending() && transfer.unexplained_.empty() &&' 'transfer.sending() &&'
-mutant "the target is told with lanes left to close" $tracks \
-  'transfer.book_.NextToClose().has_value()) return false;' 'false) return false;'
-mutant "credit is not taken" $tracks \
-  '    ++credit_used_.notifications;
-    credit_used_.bytes += notification->size();' ''
-mutant "credit shrinks" $tracks \
-  'credit_.bytes = std::max(credit_.bytes, credit.bytes);' 'credit_.bytes = credit.bytes;'
-mutant "slots are asked for again and again" $tracks \
-  'if (std::exchange(slots_requested_, true)) return;' ''
-mutant "a grant does not end the asking" $tracks \
-  '  slots_requested_ = false;
-  return slots_' '  return slots_'
-mutant "a held transfer begins by itself" $tracks \
-  '!transfer.sending() || transfer.request_.held' '!transfer.sending()'
-mutant "read before the lease" $tracks \
+  'transfer.counted() || transfer.order() != 0 ||' 'transfer.counted() ||'
+mutant "posted while an op is not explained" $one \
+  'sending() && suspects_.empty() &&' 'sending() &&'
+mutant "the target is told with lanes left to close" $one_cc \
+  'book_.posted() && !book_.NextToClose().has_value();' 'book_.posted();'
+mutant "credit is not taken" $credit \
+  '    ++used_.notifications;
+    used_.bytes += notification->size();' ''
+mutant "credit shrinks" $credit \
+  'granted_.bytes = std::max(granted_.bytes, credit.bytes);' 'granted_.bytes = credit.bytes;'
+mutant "slots are asked for again and again" $supply \
+  'if (std::exchange(requested_, true)) return;' ''
+mutant "a grant does not end the asking" $supply \
+  '    requested_ = false;
+    return pool_' '    return pool_'
+mutant "a held transfer begins by itself" $one_cc \
+  '!sending() || request_.held' '!sending()'
+mutant "read before the lease" $one_cc \
   '    state_ = SendState::kLeasing;' '    state_ = SendState::kSending;'
 mutant "the lease is not confirmed" $tracks \
-  'if (transfer.request_.lease == nullptr) return true;' 'return true;'
+  'if (transfer.request().lease == nullptr) return true;' 'return true;'
 mutant "the lease is confirmed before all is read" $tracks \
-  '  if (transfer.ops_ > 0 || !transfer.unexplained_.empty()) return false;' ''
+  '  if (transfer.ops() > 0 || !transfer.suspects().empty()) return false;' ''
 mutant "a lost session leaves the delivery certain" $tracks \
-  '    transfer.unreported_ = true;' ''
+  '    transfer.end().LoseAnswer();' ''
 mutant "what was told before the session was lost is no orphan" $tracks \
-  'if (transfer.counted() && transfer.slices_ > 0) Act(Action::Kind::kOrphan, transfer);' ''
+  'if (transfer.counted() && transfer.slices() > 0) Act(Action::Kind::kOrphan, transfer);' ''
 mutant "a new session keeps the slots of the old one" $tracks \
-  '  slots_ = SlotPool();' ''
+  '  slots_.Clear();' ''
 mutant "a new session goes on with the old numbers" $tracks \
   '  last_order_ = 0;' ''
 mutant "orphans stay orphans" $tracks \
-  'if (transfer.state_ == SendState::kOrphaned) Set(transfer, SendState::kStopping);' ''
+  'if (transfer.state() == SendState::kOrphaned) Set(transfer, SendState::kStopping);' ''
 mutant "what goes again after OPEN is not amended" $tracks \
-  'transfer.opened_ ? SendState::kAmending : SendState::kSending' 'SendState::kSending'
+  'transfer.opened() ? SendState::kAmending : SendState::kSending' 'SendState::kSending'
 mutant "an op that failed alone ends nothing" $ends \
-  '    End(transfer, TransferState::kFailed, why, EndCause::kStopped, now);
-  });' '  });'
+  '    End(transfer, TransferState::kFailed, *why, EndCause::kStopped, now);' ''
 mutant "the rail of another connection clears an op" $ends \
-  '    if (transfer.link() != link) return;
-    auto& unexplained' '    auto& unexplained'
-mutant "a failed op is never explained" $ends \
-  'std::erase_if(transfer.unexplained_, [&](const auto& failed) { return failed.rail == rail; });' ''
+  '    if (transfer.request().link != link) return;
+    const auto why' '    const auto why'
+mutant "a failed op is never explained" $suspects \
+  'std::erase_if(ops_, [&](const Op& op) { return op.rail == rail; });' ''
 mutant "what was not counted does not go again" $ends \
-  '    transfer.book_.Again(slice);
+  '    transfer.book().Again(slice);
     SendAgain(transfer);' ''
 mutant "a slice of a lane that was taken back stays prepared" $ends \
-  'transfer.slice_->book != SendBook::kFirst' 'transfer.ops_ > 99'
+  'prepared->book != SendBook::kFirst' 'transfer.ops() > 99'
 mutant "lanes of an ending transfer are discarded too" $ends \
-  'if (transfer.link() != link || transfer.ending() || transfer.arrived_) return;' \
-  'if (transfer.link() != link || transfer.arrived_) return;'
+  'if (transfer.request().link != link || transfer.ending() || transfer.arrived()) return;' \
+  'if (transfer.request().link != link || transfer.arrived()) return;'
 mutant "a lost connection fails what only waits" $ends \
   'if (!only_waits) End(' 'End('
 mutant "a lost connection fails nothing" $ends \
-  'if (!only_waits) End(' 'if (transfer.ops_ > 99) End('
+  'if (!only_waits) End(' 'if (transfer.ops() > 99) End('
 mutant "slots are freed behind the transfer's back" $ends \
-  'transfer->book_.OnFreed(slot);' '(void)transfer;'
+  'holder->book().OnFreed(ref);' '(void)holder;'
 mutant "arrival before OPEN believed" $ends \
-  '!transfer->opened_ || ' ''
+  '!transfer->opened() || ' ''
 mutant "arrival believed while a lane is missing" $ends \
   '||
-      transfer->state_ == SendState::kAmending) {' ') {'
+      transfer->state() == SendState::kAmending) {' ') {'
 mutant "arrival ends what is ending" $ends \
   'if (!transfer->ending()) Advance(*transfer);' 'Tell(*transfer, TransferState::kDone, {}, Delivery::kDelivered, false);'
 mutant "an answer to no ABORT believed" $ends \
-  'transfer->state_ != SendState::kAborting &&' 'transfer->ops_ > 99 &&'
-mutant "ABORT answered as delivered ends as cancelled" $ends \
-  'transfer->end_state_ = refused ? TransferState::kFailed : TransferState::kDone;' ''
+  'transfer == nullptr || !transfer->asks()' 'transfer == nullptr || transfer->ops() > 99'
+mutant "ABORT answered as delivered ends as cancelled" $end \
+  'state_ = refused.ok() ? TransferState::kDone : TransferState::kFailed;' ''
 mutant "credit of an aborted notification is lost" $ends \
   '  } else {
-    ReturnCredit(*transfer);
+    credit_.Return(transfer->request().notification);
   }' '  }'
 mutant "quiet is not told" $ends \
   '    Act(Action::Kind::kQuiet, *transfer);' ''
-mutant "a second end makes more time" $ends \
-  'transfer.give_up_ = std::min(transfer.give_up_, by);' 'transfer.give_up_ = by;'
-mutant "an end has all the time of its deadline" $ends \
-  'return std::min(request.deadline, now + grace_);' 'return request.deadline;'
+mutant "a second end makes more time" $end \
+  'by_ = std::min(by_, by);' 'by_ = by;'
+mutant "an end has all the time of its deadline" $end_rule \
+  'return std::min(deadline, now + grace);' 'return deadline;'
 mutant "the target is not asked about what it knows" $ends \
-  'transfer.opened_ || transfer.order_ != 0 || !abort.slots.empty();' 'transfer.order_ != 0;'
+  'transfer.opened() || transfer.order() != 0 || !abort.slots.empty();' 'transfer.order() != 0;'
 mutant "a number is not taken back" $ends \
-  'transfer.opened_ || transfer.order_ != 0 || !abort.slots.empty();' \
-  'transfer.opened_ || !abort.slots.empty();'
+  'transfer.opened() || transfer.order() != 0 || !abort.slots.empty();' \
+  'transfer.opened() || !abort.slots.empty();'
 mutant "told without the target's word before time is up" $ends \
   '  if (asked && !late) return;' ''
 mutant "told while ops are in flight" $ends \
-  '  if (transfer.ops_ > 0 && now < transfer.copies_until_) return;' ''
+  '  if (transfer.ops() > 0 && transfer.end().copies_in_time(now)) return;' ''
 mutant "quarantine forgotten" $ends \
-  'unheard || transfer.ops_ > 0);' 'transfer.ops_ > 0);'
+  'unheard || transfer.ops() > 0);' 'transfer.ops() > 0);'
 mutant "an unknown delivery told as none" $ends \
-  'return unknown && transfer.opened_ ?' 'return unknown && transfer.ops_ > 99 ?'
+  'return unknown && transfer.opened() ?' 'return unknown && transfer.ops() > 99 ?'
 mutant "the owner of a lease is not told of a read given up" $ends \
-  '    PushFetchEnd(transfer, 0);' ''
+  '  if (transfer.request().lease != nullptr && transfer.state()' '  if (transfer.ops() > 99 && transfer.state()'
 mutant "staged ops are waited for" $ends \
   '    return Act(Action::Kind::kAbandon, transfer);' ''
 

@@ -14,6 +14,7 @@
 
 #include "kvxfer/backend.h"
 #include "kvxfer/options.h"
+#include "kvxfer/peer.h"
 #include "src/agent/engine/dispatcher.h"
 #include "src/agent/engine/event_queue.h"
 #include "src/agent/engine/memory_registry.h"
@@ -107,6 +108,8 @@ struct Runtime {
   HostIdentity host;
   Staging staging;                                 // outlives the backends
   std::vector<std::unique_ptr<Backend>> backends;  // in order of preference
+  // Those of the default list that this host cannot use, and why.
+  std::vector<PathExplanation> unusable;
   MemoryRegistry memory;
   IdPool ids;
   // The id of the next transfer that the stager makes, in a number space apart from the

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "src/agent/engine/engine.h"
+#include "src/agent/engine/transfer_service.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -10,15 +10,15 @@ namespace {
 
 absl::Status NoTransfer() { return absl::FailedPreconditionError("this handle holds no transfer"); }
 
-// Waits on the engine of `record` until done(); OK says that it is.
+// Waits on the agent of `record` until done(); OK says that it is.
 absl::Status WaitOn(const TransferPtr& record, absl::FunctionRef<bool()> done, Duration timeout) {
   if (record == nullptr) return NoTransfer();
   // Refused even if there is nothing to wait for; otherwise the mistake would show only under load.
-  if (auto status = Engine::RefuseInCallback("waiting"); !status.ok()) return status;
+  if (auto status = CallGate::RefuseInCallback("waiting"); !status.ok()) return status;
   if (done()) return absl::OkStatus();
-  const auto engine = record->engine.lock();
-  if (engine == nullptr) return absl::FailedPreconditionError("the agent is gone");
-  auto waited = engine->WaitFor(record.get(), done, After(timeout));
+  const auto service = record->service.lock();
+  if (service == nullptr) return absl::FailedPreconditionError("the agent is gone");
+  auto waited = service->gate().WaitFor(record.get(), done, After(timeout));
   if (!waited.ok()) return waited.status();
   // It may have ended between the time-out and now.
   if (*waited || done()) return absl::OkStatus();
@@ -50,34 +50,34 @@ absl::Status Transfer::status() const {
 
 void Transfer::Cancel() const {
   if (record_ == nullptr || record_->ended()) return;
-  const auto engine = record_->engine.lock();
-  if (engine != nullptr && !engine->InForkedChild()) engine->Cancel(record_);
+  const auto service = record_->service.lock();
+  if (service != nullptr && !service->gate().InForkedChild()) service->Cancel(record_);
 }
 
 void Transfer::OnEnd(std::function<void(const Transfer&)> callback) const {
   if (record_ == nullptr || !callback) return;
-  const auto engine = record_->engine.lock();
-  if (engine != nullptr && engine->InForkedChild()) return;
+  const auto service = record_->service.lock();
+  if (service != nullptr && service->gate().InForkedChild()) return;
   if (!record_->SetCallback(callback)) return;
   // The callback runs on the agent's dispatcher, so without the agent it is dropped.
-  if (engine != nullptr) {
-    engine->dispatcher().Run([callback = std::move(callback), self = *this] { callback(self); });
+  if (service != nullptr) {
+    service->Run([callback = std::move(callback), self = *this] { callback(self); });
   }
 }
 
 absl::Status Transfer::Watch(uint64_t user_word) const {
   if (record_ == nullptr) return NoTransfer();
-  const auto engine = record_->engine.lock();
-  if (engine == nullptr) return absl::FailedPreconditionError("the agent is gone");
-  return engine->Watch(record_, user_word);
+  const auto service = record_->service.lock();
+  if (service == nullptr) return absl::FailedPreconditionError("the agent is gone");
+  return service->Watch(record_, user_word);
 }
 
 absl::Status Transfer::StreamWait(const CudaStream& stream) const {
   if (record_ == nullptr) return NoTransfer();
   if (record_->ended()) return absl::OkStatus();
-  const auto engine = record_->engine.lock();
-  if (engine != nullptr) {
-    if (auto status = engine->CheckNotForked(); !status.ok()) return status;
+  const auto service = record_->service.lock();
+  if (service != nullptr) {
+    if (auto status = service->gate().CheckNotForked(); !status.ok()) return status;
   } else if (!record_->ended()) {
     return absl::FailedPreconditionError("the agent is gone");
   }

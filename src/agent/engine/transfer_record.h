@@ -25,7 +25,7 @@
 
 namespace kvxfer {
 
-class Engine;
+class TransferService;
 
 enum class TransferKind : uint8_t { kWrite, kRead, kNotify };
 
@@ -78,8 +78,8 @@ class TransferRecord {
   bool child = false;                     // the stager made it
   std::shared_ptr<TransferRecord> whole;  // the record of the group that this is a member of
   std::unique_ptr<TransferGroup> group;   // set in the record of a group
-  // How handles find the engine; expired once the agent is gone.
-  std::weak_ptr<Engine> engine;
+  // How handles find the agent; expired once it is gone.
+  std::weak_ptr<TransferService> service;
 
   std::array<EndPlace, kEndLanes> places{};  // guarded by the lock of the event queue
 

@@ -11,7 +11,7 @@
 namespace kvxfer {
 namespace {
 
-absl::Status NoCache(std::string_view name) { return NoKvCache("this agent", name); }
+absl::Status NoCache(std::string_view name) { return NoKvCache(kThisAgent, name); }
 
 }  // namespace
 

@@ -54,7 +54,7 @@ struct Outbound {
 
 // The context of a transfer of the tracker.
 inline Outbound& OutboundOf(const SendTracker::Transfer& sending) {
-  return *static_cast<Outbound*>(sending.context());
+  return *static_cast<Outbound*>(sending.request().context);
 }
 
 // Null: the transfer has not begun, or is forgotten.

@@ -54,7 +54,7 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
   transfers_.EndQueued([](const auto&) { return true; }, state, why);
   const Time now = Now();
   tracker_.ForEach([&](SendTracker::Transfer& sending) {
-    tracker_.End(sending, state, why, std::min(sending.deadline(), close_by_), now);
+    tracker_.End(sending, state, why, std::min(sending.request().deadline, close_by_), now);
   });
   transfers_.Settle();
   CheckDeath(why);

@@ -120,9 +120,9 @@ bool Sender::TakeTurn(Outbound& outbound, Time now) {
     return false;
   }
   // A slice of a lane that was taken back.
-  if (!sending.prepared()) DropPrepared(outbound);
+  if (!sending.prepared().has_value()) DropPrepared(outbound);
   if (outbound.link->full && !outbound.staged) return false;
-  const bool may = tracker_->MayPost(sending);
+  const bool may = sending.MayPost();
   if (may) {
     if (outbound.prepared == 0 && !Prepare(outbound)) return true;
     if (!(outbound.staged ? PostStaged(outbound) : PostPrepared(outbound))) return false;
@@ -137,12 +137,12 @@ bool Sender::TakeTurn(Outbound& outbound, Time now) {
 bool Sender::Prepare(Outbound& outbound) {
   const uint64_t id = runtime_->ops.Acquire(&outbound);
   OpTable::Entry& op = *runtime_->ops.Find(id);
-  op.slice = SendTracker::NextSlice(*outbound.sending);
+  op.slice = outbound.sending->NextSlice();
   if (op.slice != kNoSlice && !outbound.walk.StepTo(op.slice, outbound.limits, &op.blocks)) {
     runtime_->ops.Release(id);
     return false;
   }
-  SendTracker::Prepare(*outbound.sending, outbound.walk.done());
+  outbound.sending->Prepare(outbound.walk.done());
   outbound.prepared = id;
   return true;
 }
@@ -157,7 +157,7 @@ bool Sender::PostStaged(Outbound& outbound) {
   const OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
   if (!stager_->Post(outbound, outbound.prepared, entry.blocks)) return false;
   outbound.prepared = 0;
-  SendTracker::OnAccepted(*outbound.sending, 0);
+  outbound.sending->OnAccepted(0);
   return true;
 }
 
@@ -165,9 +165,9 @@ bool Sender::PostStaged(Outbound& outbound) {
 bool Sender::PostPrepared(Outbound& outbound) {
   Link& link = *outbound.link;
   OpTable::Entry& entry = *runtime_->ops.Find(outbound.prepared);
-  if (const auto bound = SendTracker::BoundTo(*outbound.sending)) {
+  if (const auto bound = outbound.sending->BoundTo()) {
     if (!link.rails.up(*bound)) return false;
-    const auto offered = tracker_->Offer(*outbound.sending, *bound);
+    const auto offered = outbound.sending->Offer(*bound, tracker_->slots());
     return offered.has_value() && PostPreparedOn(outbound, entry, *bound, *offered);
   }
   const std::span<const uint32_t> distances = DistancesFor(outbound, entry.blocks);
@@ -180,7 +180,7 @@ bool Sender::PostPrepared(Outbound& outbound) {
                 : link.choice.Pick(entry.blocks.bytes, link.rails.up() & ~tried, distances);
     if (rail == kNoRail) break;
     tried |= uint64_t{1} << rail;
-    const auto offered = tracker_->Offer(*outbound.sending, rail);
+    const auto offered = outbound.sending->Offer(rail, tracker_->slots());
     if (!offered.has_value()) {
       refused = false;
       continue;
@@ -192,7 +192,7 @@ bool Sender::PostPrepared(Outbound& outbound) {
 }
 
 bool Sender::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail,
-                            const SendTracker::Offered& offered) {
+                            const SendTransfer::Offered& offered) {
   Link& link = *outbound.link;
   SendTracker::Transfer& sending = *outbound.sending;
   const Op op{.kind = outbound.record->kind == TransferKind::kRead ? OpKind::kRead : OpKind::kWrite,
@@ -219,12 +219,12 @@ bool Sender::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t 
   }
   outbound.prepared = 0;
   if (outbound.record->blocks.total_bytes() < runtime_->options.stripe_from) outbound.home = rail;
-  SendTracker::OnAccepted(sending, rail);
+  sending.OnAccepted(rail);
   return true;
 }
 
 void Sender::CloseLanes(Outbound& outbound) {
-  while (const auto closing = SendTracker::NextToClose(*outbound.sending)) {
+  while (const auto closing = outbound.sending->NextToClose()) {
     // That of a failed rail will be discarded.
     if (!outbound.link->rails.up(closing->rail)) return;
     const uint64_t id = runtime_->ops.Acquire(&outbound);
@@ -235,7 +235,7 @@ void Sender::CloseLanes(Outbound& outbound) {
                 .id = id,
                 .transfer = outbound.record->id};
     if (!PostOn(outbound, op)) return runtime_->ops.Release(id);
-    SendTracker::OnClosed(*outbound.sending, closing->rail);
+    outbound.sending->OnClosed(closing->rail);
   }
 }
 

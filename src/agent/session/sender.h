@@ -63,7 +63,7 @@ class Sender {
   bool PostPrepared(Outbound& outbound);
   bool PostStaged(Outbound& outbound);
   bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail,
-                      const SendTracker::Offered& offered);
+                      const SendTransfer::Offered& offered);
   void CloseLanes(Outbound& outbound);
   void ReleaseLayerStream(Outbound& outbound);
 

@@ -148,7 +148,7 @@ Time TransferSet::NextTimer(bool posts) const {
 
 void TransferSet::OnLinkUp(Link& link) {
   const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
-  if (arrival == Arrival::kImmediate && !tracker_->has_slots()) tracker_->RequestSlots();
+  if (arrival == Arrival::kImmediate && !tracker_->slots().any()) tracker_->slots().Request();
   // Data sent before over a lost connection cannot land after the target's side of it is gone, and
   // the target accepts a new session only then.
   OnQuiet();

@@ -81,7 +81,8 @@ void TransferSet::Stop(Outbound& outbound) {
   const uint64_t id = outbound.record->id;
   parts_.paths->ForEachUpLink([id](Link& link) { link.endpoint->Fence({.transfer = id}); });
   if (outbound.staged) {
-    stager_.Cancel(outbound, outbound.sending->why(), outbound.sending->ends_by());
+    const SendTransfer& sending = *outbound.sending;
+    stager_.Cancel(outbound, sending.end().why(), sending.end().by(sending.ops()));
   }
 }
 

@@ -17,9 +17,8 @@ absl::Status OnKvAnswer(SendTracker& tracker, const std::string& peer, const KvA
   if (frame.good || outbound->record->notice != Notice::kKvPart) {
     return absl::InvalidArgumentError("it refuses a KV part of a transfer that has none");
   }
-  SendTracker::OnRefused(*outbound->sending,
-                         absl::FailedPreconditionError(absl::StrCat(
-                             "peer ", peer, ": ", Printable(frame.why, kMaxPeerTextBytes))));
+  outbound->sending->OnRefused(absl::FailedPreconditionError(
+      absl::StrCat("peer ", peer, ": ", Printable(frame.why, kMaxPeerTextBytes))));
   return absl::OkStatus();
 }
 
@@ -47,11 +46,11 @@ absl::Status TransferSet::OnNumbered(const ReliableChannel::Incoming& frame) {
       return DecodeFor<ReleasedFrame>(
           frame.body, [&](auto& released) { return tracker_->OnReleased(released, Now()); });
     case FrameType::kSlotGrant:
-      return DecodeFor<SlotGrantFrame>(frame.body,
-                                       [&](auto& grant) { return tracker_->OnGrant(grant); });
+      return DecodeFor<SlotGrantFrame>(
+          frame.body, [&](auto& grant) { return tracker_->slots().OnGrant(grant); });
     case FrameType::kCredit: {
       auto credit = Decode<CreditFrame>(frame.body);
-      if (credit.ok()) tracker_->OnCredit(*credit);
+      if (credit.ok()) tracker_->credit().OnCredit(*credit);
       return credit.status();
     }
     case FrameType::kKvAnswer:

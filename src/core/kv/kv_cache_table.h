@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvxfer/kv_layout.h"
 #include "src/core/base/strings.h"
 
@@ -28,9 +29,21 @@ struct KvCacheInfo {
 
 using KvCacheTable = std::map<std::string, KvCacheInfo, std::less<>>;
 
+// `whose` table is that of this agent.
+inline constexpr std::string_view kThisAgent = "this agent";
+
 inline absl::Status NoKvCache(std::string_view whose, std::string_view name) {
   return absl::NotFoundError(absl::StrCat(ToAbsl(whose), " has no KV cache \"", ToAbsl(name),
                                           "\"; register it, and take the metadata again"));
+}
+
+// NotFound: `whose` table has no such cache.
+inline absl::StatusOr<const KvCacheInfo*> FindKvCache(const KvCacheTable& caches,
+                                                      std::string_view name,
+                                                      std::string_view whose) {
+  const auto it = caches.find(name);
+  return it != caches.end() ? absl::StatusOr<const KvCacheInfo*>(&it->second)
+                            : NoKvCache(whose, name);
 }
 
 }  // namespace kvxfer

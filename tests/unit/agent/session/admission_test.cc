@@ -99,7 +99,7 @@ TEST_F(AdmissionTest, NothingBeginsBeforeTheLinkIsUp) {
   EXPECT_TRUE(queue_.empty());
   const Outbound& begun = *outbounds_.begin();
   EXPECT_EQ(&OutboundOf(*begun.sending), &begun);
-  EXPECT_EQ(begun.sending->link(), begun.link->number);
+  EXPECT_EQ(begun.sending->request().link, begun.link->number);
   EXPECT_EQ(begun.limits.max_bytes, kBytes);
   EXPECT_EQ(begun.sending->state(), SendState::kSending);
 }
@@ -118,7 +118,7 @@ TEST_F(AdmissionTest, ANotificationWaitsForCredit) {
   queue_.Push(Write(2));
   EXPECT_TRUE(Admit());
   EXPECT_THAT(Begun(), IsEmpty()) << "the order is that of posting";
-  tracker_.OnCredit({.notifications = 1, .bytes = 100});
+  tracker_.credit().OnCredit({.notifications = 1, .bytes = 100});
   EXPECT_TRUE(Admit());
   EXPECT_THAT(Begun(), ElementsAre(1, 2));
 }
@@ -151,7 +151,7 @@ TEST_F(AdmissionTest, WhatCannotBeginIsRefusedAndHoldsUpNobody) {
   of_another->incarnation = Incarnation::Random();
   queue_.Push(Write(1));
   queue_.Push(of_another);
-  tracker_.OnCredit({.notifications = 1, .bytes = 100});
+  tracker_.credit().OnCredit({.notifications = 1, .bytes = 100});
   queue_.Push(Notify(3));
   EXPECT_TRUE(Admit());
   ASSERT_EQ(refused_.size(), 2u);

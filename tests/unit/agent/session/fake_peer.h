@@ -31,7 +31,6 @@ namespace kvxfer::testing {
 
 inline constexpr Duration kMs = std::chrono::milliseconds(1);
 inline constexpr Duration kTimeout = 1000 * kMs;  // AgentOptions::connect_timeout
-inline constexpr uint64_t kBytes = 4096;
 inline constexpr RegionId kHostRegion{1};
 inline constexpr RegionId kCudaRegion{2};
 
@@ -130,6 +129,8 @@ inline AgentOptions Options() {
 // The agent's side and what it knows of the peer.
 class FakePeer {
  protected:
+  static constexpr uint64_t kBytes = 4096;  // of a region
+
   FakePeer() : runtime_(Options()) {
     metadata_.name = "decode-0";
     metadata_.host.hostname = "there";

@@ -154,9 +154,9 @@ TEST_F(LinkKeeperTest, OpsThatNoFailedRailExplainsFailTheirTransfer) {
   GoUp();
   auto& sending = tracker_.Begin(
       {.id = 1, .link = link_->number, .moves = true, .deadline = now_ + 100 * kTimeout}, now_);
-  SendTracker::Prepare(sending, true);
-  ASSERT_TRUE(tracker_.Offer(sending, 0).has_value());
-  SendTracker::OnAccepted(sending, 0);
+  sending.Prepare(true);
+  ASSERT_TRUE(sending.Offer(0, tracker_.slots()).has_value());
+  sending.OnAccepted(0);
   tracker_.FinishPosting(sending);
   link_->rails.OnAccepted(0);
   link_->rails.OnCompleted(0, now_);
@@ -173,15 +173,15 @@ TEST_F(LinkKeeperTest, OpsThatAFailedRailExplainsGoAgain) {
   GoUp();
   auto& sending = tracker_.Begin(
       {.id = 1, .link = link_->number, .moves = true, .deadline = now_ + 100 * kTimeout}, now_);
-  SendTracker::Prepare(sending, true);
-  ASSERT_TRUE(tracker_.Offer(sending, 0).has_value());
-  SendTracker::OnAccepted(sending, 0);
+  sending.Prepare(true);
+  ASSERT_TRUE(sending.Offer(0, tracker_.slots()).has_value());
+  sending.OnAccepted(0);
   tracker_.FinishPosting(sending);
   ASSERT_TRUE(link_->rails.OnFailed(0, absl::AbortedError("flushed"), now_));
   tracker_.OnSuspect(sending, 0, 0, absl::AbortedError("flushed"), now_);
-  EXPECT_FALSE(tracker_.MayPost(sending));
+  EXPECT_FALSE(sending.MayPost());
   keeper_.OnRailDown(*link_, 0, absl::UnavailableError("cable"));
-  EXPECT_TRUE(tracker_.MayPost(sending));
+  EXPECT_TRUE(sending.MayPost());
 }
 
 }  // namespace

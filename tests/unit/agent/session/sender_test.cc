@@ -137,7 +137,7 @@ TEST_F(SenderTest, WhatIsRefusedGoesInALaterRound) {
   Outbound& one = Begin(1);
   EXPECT_THAT(Post(3), ElementsAre(1, 1, 1));
   EXPECT_TRUE(made_.link->full);
-  EXPECT_TRUE(one.sending->prepared());
+  EXPECT_TRUE(one.sending->prepared().has_value());
   EXPECT_THAT(Post(), ElementsAre(1));
   EXPECT_EQ(one.sending->ops(), 4u);
 }
@@ -166,7 +166,7 @@ TEST_F(SenderTest, WhatTheTargetCountsNeedsASlot) {
   EXPECT_THAT(Post(), IsEmpty());
   EXPECT_FALSE(made_.link->full) << "the rails refused nothing";
   ASSERT_NE(channel_.NextToSend(), nullptr) << "slots are asked for";
-  ASSERT_OK(tracker_.OnGrant({.range = {.first = 0, .count = 4}}));
+  ASSERT_OK(tracker_.slots().OnGrant({.range = {.first = 0, .count = 4}}));
   sender_.Post(now_);
   ASSERT_EQ(made_.endpoint->ops.size(), 4u);
   EXPECT_TRUE(made_.endpoint->ops[3].has_immediate);
@@ -175,7 +175,7 @@ TEST_F(SenderTest, WhatTheTargetCountsNeedsASlot) {
 
 // Where rails keep order, a lane without the last slice is closed by an empty write.
 TEST_F(SenderTest, LanesAreClosed) {
-  ASSERT_OK(tracker_.OnGrant({.range = {.first = 0, .count = 4}}));
+  ASSERT_OK(tracker_.slots().OnGrant({.range = {.first = 0, .count = 4}}));
   Outbound& one = Begin(1, {.counted = true});
   EXPECT_EQ(Post(1).size(), 1u);
   const uint32_t first = one.home;
@@ -231,7 +231,7 @@ TEST_F(SenderTest, ATransferHasOnePlace) {
 }
 
 TEST_F(SenderTest, SoleDataWaitsForTheNextMessage) {
-  ASSERT_OK(tracker_.OnGrant({.range = {.first = 0, .count = 4}}));
+  ASSERT_OK(tracker_.slots().OnGrant({.range = {.first = 0, .count = 4}}));
   Outbound& one = Begin(1, {.counted = true});
   one.limits.max_bytes = kBytes;
   EXPECT_FALSE(sender_.inline_data());

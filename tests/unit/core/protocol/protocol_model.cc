@@ -46,8 +46,8 @@ void World::BeginSession() {
   next_order_ = 1;
   SlotGrantFrame grant = *table_->Grant(kModelOwner);
   grant.range.count = config_->slots;
-  Check(sender_->OnGrant(grant));
-  sender_->OnCredit(*receiver_->TakeCredit({}));
+  Check(sender_->slots().OnGrant(grant));
+  sender_->credit().OnCredit(*receiver_->TakeCredit({}));
 }
 
 void World::Begin(const ModelConfig& config) {
@@ -107,7 +107,7 @@ void World::EnabledOfTransfers(std::vector<Step>& steps) const {
     if (sending->ending()) continue;
     if (out.spec.may_abort) add(StepKind::kAbort, t, 0);
     if (posting && !config_->interleave) continue;
-    const auto closing = SendTracker::NextToClose(*sending);
+    const auto closing = sending->NextToClose();
     if (closing.has_value() && !rails_[closing->rail].failed) add(StepKind::kClose, t, 0);
     for (uint32_t rail = 0; rail < config_->rails; ++rail) {
       if (!CanPost(transfer, rail)) continue;

@@ -215,7 +215,7 @@ class World {
   bool CanPost(uint8_t transfer, uint32_t rail) const;
   bool CanOpenIdle(uint8_t transfer, uint32_t rail) const;
   void Begin(Outbound& out);
-  std::optional<SendTracker::Offered> Offer(uint8_t transfer, uint32_t rail);
+  std::optional<SendTransfer::Offered> Offer(uint8_t transfer, uint32_t rail);
   void Post(uint8_t transfer, uint32_t rail);
   void PutOnRail(uint8_t transfer, uint32_t rail, uint8_t slice, SlotRef ref, bool has_immediate);
   void Close(uint8_t transfer);

@@ -39,7 +39,7 @@ void World::Begin(Outbound& out) {
 
 bool World::CanPost(uint8_t transfer, uint32_t rail) const {
   const SendTracker::Transfer* const sending = Sending(transfer);
-  if (sending == nullptr || !sender_->MayPost(*sending)) return false;
+  if (sending == nullptr || !sending->MayPost()) return false;
   if (out_[transfer].spec.copied) return rail == 0;
   if (rails_[rail].failed || rails_[rail].suspected) return false;
   const auto bound = sending->book().BoundTo(ProtocolModelAccess::Next(*sending));
@@ -52,14 +52,14 @@ bool World::CanOpenIdle(uint8_t transfer, uint32_t rail) const {
   return idle_left_ > 0 && ProtocolModelAccess::OpensLane(*Sending(transfer), rail);
 }
 
-std::optional<SendTracker::Offered> World::Offer(uint8_t transfer, uint32_t rail) {
+std::optional<SendTransfer::Offered> World::Offer(uint8_t transfer, uint32_t rail) {
   Outbound& out = out_[transfer];
   SendTracker::Transfer& sending = *Sending(transfer);
   const bool opens = ProtocolModelAccess::OpensLane(sending, rail);
-  if (!sending.prepared()) {
-    SendTracker::Prepare(sending, SendTracker::NextSlice(sending) + 1 == out.spec.slices);
+  if (!sending.prepared().has_value()) {
+    sending.Prepare(sending.NextSlice() + 1 == out.spec.slices);
   }
-  const auto offered = sender_->Offer(sending, rail);
+  const auto offered = sending.Offer(rail, sender_->slots());
   if (!offered.has_value()) {
     Fail("no slot where the pool said there was one");
   } else if (opens) {
@@ -75,7 +75,7 @@ void World::Post(uint8_t transfer, uint32_t rail) {
   SendTracker::Transfer& sending = *Sending(transfer);
   const auto offered = Offer(transfer, rail);
   if (!offered.has_value()) return;
-  const uint32_t number = sending.slice();
+  const uint32_t number = sending.prepared()->number;
   const auto slice = number == kNoSlice ? kNone : static_cast<uint8_t>(number);
   const auto bit = static_cast<Slices>(slice == kNone ? 0 : 1u << slice);
   if (!out.spec.copied) {
@@ -89,7 +89,7 @@ void World::Post(uint8_t transfer, uint32_t rail) {
     }
     PutOnRail(transfer, rail, slice, ref, immediate.has_value());
   }
-  SendTracker::OnAccepted(sending, rail);
+  sending.OnAccepted(rail);
   out.posted.push_back({.rail = static_cast<uint8_t>(rail), .slice = slice});
   if (!config_->late_completions) Complete(transfer);
 }
@@ -101,9 +101,9 @@ void World::PutOnRail(uint8_t transfer, uint32_t rail, uint8_t slice, SlotRef re
 
 void World::Close(uint8_t transfer) {
   SendTracker::Transfer& sending = *Sending(transfer);
-  const auto closing = SendTracker::NextToClose(sending);
+  const auto closing = sending.NextToClose();
   PutOnRail(transfer, closing->rail, kNone, DecodeImmediate(closing->immediate), true);
-  SendTracker::OnClosed(sending, closing->rail);
+  sending.OnClosed(closing->rail);
   out_[transfer].posted.push_back({.rail = static_cast<uint8_t>(closing->rail)});
   if (!config_->late_completions) Complete(transfer);
 }
@@ -182,7 +182,7 @@ void World::RailFenced(uint8_t rail_index) {
 void World::AtInitiator(const ReliableChannel::Incoming& frame) {
   if (frame.type == FrameType::kSlotGrant) {
     const auto grant = Decode<SlotGrantFrame>(frame.body);
-    if (Check(grant.status())) Check(sender_->OnGrant(*grant));
+    if (Check(grant.status())) Check(sender_->slots().OnGrant(*grant));
     return;
   }
   const auto released = Decode<ReleasedFrame>(frame.body);

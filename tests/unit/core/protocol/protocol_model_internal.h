@@ -88,7 +88,7 @@ struct ProtocolModelAccess {
   static bool NeedsSlot(const SendTracker::Transfer& transfer, uint32_t rail);
   // The slot of the lane that its next slice is of, on `rail`.
   static SlotRef SlotOf(const SendTracker::Transfer& transfer, uint32_t rail);
-  static const SlotPool& Pool(const SendTracker& tracker) { return tracker.slots_; }
+  static const SlotPool& Pool(const SendTracker& tracker) { return tracker.slots_.pool(); }
   // What was pushed into the channel after frame `after`.
   static std::vector<std::string> Pushed(const ReliableChannel& channel, uint64_t after);
   static uint64_t LastPushed(const ReliableChannel& channel) { return channel.last_sequence_; }

@@ -86,13 +86,13 @@ void ProtocolModelAccess::Write(const SendBook& book, testing::StateWriter& out)
 }
 
 SendBook::Slice ProtocolModelAccess::Next(const SendTracker::Transfer& transfer) {
-  if (transfer.slice_.has_value()) return *transfer.slice_;
-  const SendBook& book = transfer.book_;
+  if (transfer.prepared().has_value()) return *transfer.prepared();
+  const SendBook& book = transfer.book();
   return book.cut_all() ? book.Next() : SendBook::Slice{.number = book.cut()};
 }
 
 bool ProtocolModelAccess::OpensLane(const SendTracker::Transfer& transfer, uint32_t rail) {
-  const SendBook& book = transfer.book_;
+  const SendBook& book = transfer.book();
   if (!book.counted()) return false;
   const SendBook::Slice next = Next(transfer);
   if (next.book != SendBook::kFirst) return !book.lanes_[next.book].lane.open;
@@ -101,11 +101,11 @@ bool ProtocolModelAccess::OpensLane(const SendTracker::Transfer& transfer, uint3
 
 bool ProtocolModelAccess::NeedsSlot(const SendTracker::Transfer& transfer, uint32_t rail) {
   return OpensLane(transfer, rail) && Next(transfer).book == SendBook::kFirst &&
-         transfer.book_.reserved_ == 0;
+         transfer.book().reserved_ == 0;
 }
 
 SlotRef ProtocolModelAccess::SlotOf(const SendTracker::Transfer& transfer, uint32_t rail) {
-  const SendBook& book = transfer.book_;
+  const SendBook& book = transfer.book();
   const SendBook::Slice slice = Next(transfer);
   if (slice.book != SendBook::kFirst) return book.lanes_[slice.book].lane.slot;
   return book.first_->lanes_[rail].slot;
@@ -126,22 +126,23 @@ std::vector<std::string> ProtocolModelAccess::Pushed(const ReliableChannel& chan
 }
 
 void ProtocolModelAccess::Write(const SendTracker& tracker, testing::StateWriter& out) {
-  out.Byte(tracker.slots_requested_);
+  out.Byte(tracker.slots_.requested());
   out.Byte(tracker.transfers_.size());
   for (const auto& [id, transfer] : tracker.transfers_) {
     out.Word(id);
-    out.Byte(static_cast<uint64_t>(transfer.state_));
-    out.Byte((transfer.opened_ ? 1u : 0u) | (transfer.arrived_ ? 2u : 0u) |
-             (transfer.slice_.has_value() ? 4u : 0u) | (transfer.unreported_ ? 8u : 0u));
-    out.Byte(transfer.ops_);
-    for (const auto& failed : transfer.unexplained_) out.Byte(failed.rail);
+    out.Byte(static_cast<uint64_t>(transfer.state()));
+    out.Byte((transfer.opened() ? 1u : 0u) | (transfer.arrived() ? 2u : 0u) |
+             (transfer.prepared().has_value() ? 4u : 0u) |
+             (transfer.end().answer_lost() ? 8u : 0u));
+    out.Byte(transfer.ops());
+    for (const auto& failed : transfer.suspects_.ops_) out.Byte(failed.rail);
     if (transfer.ending()) {
-      out.Byte(static_cast<uint64_t>(transfer.end_state_));
+      out.Byte(static_cast<uint64_t>(transfer.end().state()));
       continue;  // what it had posted does not matter any more
     }
-    Write(transfer.book_, out);
+    Write(transfer.book(), out);
   }
-  Write(tracker.slots_, out);
+  Write(tracker.slots_.pool(), out);
 }
 
 void ProtocolModelAccess::Write(const SlotPool& pool, testing::StateWriter& out) {

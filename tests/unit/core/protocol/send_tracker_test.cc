@@ -32,8 +32,8 @@ class SendTrackerTest : public ::testing::Test {
   using Transfer = SendTracker::Transfer;
 
   void SetUp() override {
-    tracker_.OnCredit({.notifications = 10, .bytes = 1000});
-    ASSERT_OK(tracker_.OnGrant({.range = {.first = 0, .count = 4}}));
+    tracker_.credit().OnCredit({.notifications = 10, .bytes = 1000});
+    ASSERT_OK(tracker_.slots().OnGrant({.range = {.first = 0, .count = 4}}));
   }
 
   // Write, with a notification that has a number, of a target that counts.
@@ -67,10 +67,10 @@ class SendTrackerTest : public ::testing::Test {
   Transfer& Begin(SendTracker::Request request) { return tracker_.Begin(std::move(request), kNow); }
   // Posts the next slice on `rail`; the op is in flight then.
   void Post(Transfer& transfer, uint32_t rail, bool last = true) {
-    ASSERT_TRUE(tracker_.MayPost(transfer));
-    SendTracker::Prepare(transfer, last);
-    ASSERT_TRUE(tracker_.Offer(transfer, rail).has_value());
-    SendTracker::OnAccepted(transfer, rail);
+    ASSERT_TRUE(transfer.MayPost());
+    transfer.Prepare(last);
+    ASSERT_TRUE(transfer.Offer(rail, tracker_.slots()).has_value());
+    transfer.OnAccepted(rail);
     tracker_.FinishPosting(transfer);
   }
   // In one slice, on rail 0, whose op has completed.
@@ -215,28 +215,28 @@ TEST_F(SendTrackerTest, ANotificationAloneWaitsForNothing) {
 
 TEST_F(SendTrackerTest, CreditIsTakenAndComesBackWhereTheTargetNeverHadIt) {
   const std::string large(994, 'x');
-  EXPECT_TRUE(tracker_.HasCredit(nullptr));
-  EXPECT_TRUE(tracker_.HasCredit(&large));
+  EXPECT_TRUE(tracker_.credit().Has(nullptr));
+  EXPECT_TRUE(tracker_.credit().Has(&large));
   Transfer& first = Begin(Counted(1));
-  EXPECT_FALSE(tracker_.HasCredit(&large)) << "bytes";
+  EXPECT_FALSE(tracker_.credit().Has(&large)) << "bytes";
   Cancel(first);
-  EXPECT_FALSE(tracker_.HasCredit(&large)) << "the target may have it";
+  EXPECT_FALSE(tracker_.credit().Has(&large)) << "the target may have it";
   ASSERT_OK(Aborted(1, false));
-  EXPECT_TRUE(tracker_.HasCredit(&large));
+  EXPECT_TRUE(tracker_.credit().Has(&large));
   SendTracker::Request unordered = Counted(2);
   unordered.ordered = false;
   Transfer& second = Begin(unordered);
-  EXPECT_FALSE(tracker_.HasCredit(&large));
+  EXPECT_FALSE(tracker_.credit().Has(&large));
   Cancel(second);
-  EXPECT_TRUE(tracker_.HasCredit(&large)) << "of which the target has seen nothing";
+  EXPECT_TRUE(tracker_.credit().Has(&large)) << "of which the target has seen nothing";
   for (uint64_t id = 3; id < 13; ++id) Begin(Counted(id));
-  EXPECT_FALSE(tracker_.HasCredit(&kText)) << "number";
-  tracker_.OnCredit({.notifications = 11, .bytes = 50});
-  EXPECT_TRUE(tracker_.HasCredit(&kText)) << "totals do not shrink";
+  EXPECT_FALSE(tracker_.credit().Has(&kText)) << "number";
+  tracker_.credit().OnCredit({.notifications = 11, .bytes = 50});
+  EXPECT_TRUE(tracker_.credit().Has(&kText)) << "totals do not shrink";
   Transfer& last = Begin(Counted(13));
   Cancel(last);
   ASSERT_OK(tracker_.OnReleased({}, kNow));
-  EXPECT_FALSE(tracker_.HasCredit(&kText));
+  EXPECT_FALSE(tracker_.credit().Has(&kText));
 }
 
 TEST_F(SendTrackerTest, SlotsAreAskedForOnce) {
@@ -246,14 +246,14 @@ TEST_F(SendTrackerTest, SlotsAreAskedForOnce) {
     Post(write, 1, false);
   }
   Transfer& third = Begin(Counted(3));
-  SendTracker::Prepare(third, true);
-  EXPECT_FALSE(tracker_.Offer(third, 0).has_value());
+  third.Prepare(true);
+  EXPECT_FALSE(third.Offer(0, tracker_.slots()).has_value());
   EXPECT_EQ(Said(), Types{FrameType::kSlotRequest});
-  EXPECT_FALSE(tracker_.Offer(third, 1).has_value());
+  EXPECT_FALSE(third.Offer(1, tracker_.slots()).has_value());
   EXPECT_EQ(Said(), Types{});
-  ASSERT_OK(tracker_.OnGrant({.range = {.first = 64, .count = 1}}));
-  EXPECT_TRUE(tracker_.Offer(third, 1).has_value());
-  EXPECT_FALSE(tracker_.OnGrant({.range = {.first = 64, .count = 1}}).ok());
+  ASSERT_OK(tracker_.slots().OnGrant({.range = {.first = 64, .count = 1}}));
+  EXPECT_TRUE(third.Offer(1, tracker_.slots()).has_value());
+  EXPECT_FALSE(tracker_.slots().OnGrant({.range = {.first = 64, .count = 1}}).ok());
 }
 
 // --- leases ---
@@ -262,7 +262,7 @@ TEST_F(SendTrackerTest, NothingIsReadBeforeTheLeaseAndItIsConfirmedAfterTheLastB
   Transfer& read = Begin(Leased(1));
   EXPECT_EQ(Said(), Types{FrameType::kLeaseRead});
   EXPECT_EQ(LastSaid<LeaseReadFrame>().within_nanos, 30'000'000'000u);
-  EXPECT_FALSE(tracker_.MayPost(read));
+  EXPECT_FALSE(read.MayPost());
   EXPECT_TRUE(read.unposted());
   ASSERT_OK(tracker_.OnLease(read, absl::OkStatus(), kNow));
   Post(read, 0);
@@ -309,18 +309,6 @@ TEST_F(SendTrackerTest, TheOwnerIsToldOfAReadThatIsGivenUp) {
 
 // --- ends ---
 
-TEST_F(SendTrackerTest, HowLongAnEndMayTake) {
-  SendTracker::Request request = Counted(1);
-  const Transfer& write = Begin(request);
-  EXPECT_EQ(tracker_.EndBy(write, EndCause::kStopped, kNow), kNow + kGrace);
-  EXPECT_EQ(tracker_.EndBy(write, EndCause::kStopped, kNow + seconds(30)), write.deadline());
-  EXPECT_EQ(tracker_.EndBy(write, EndCause::kLate, kNow), kNow + milliseconds(50));
-  EXPECT_EQ(tracker_.EndBy(write, EndCause::kLost, kNow), kNow);
-  request.id = 2;
-  request.deadline = kNow + milliseconds(100);
-  EXPECT_EQ(tracker_.EndBy(Begin(request), EndCause::kLate, kNow), kNow + milliseconds(5));
-}
-
 TEST_F(SendTrackerTest, AnEndIsToldWhenBothSidesAreQuiet) {
   Transfer& write = Begin(Counted(1));
   Post(write, 0);
@@ -347,7 +335,7 @@ TEST_F(SendTrackerTest, WhatArrivedBeforeItsAbortIsDone) {
   for (const bool refused : {false, true}) {
     const uint64_t id = refused ? 2 : 1;
     Transfer& write = Whole(Counted(id));
-    if (refused) SendTracker::OnRefused(write, kWhy);
+    if (refused) write.OnRefused(kWhy);
     Cancel(write);
     ASSERT_OK(Aborted(id, true));
     Done();
@@ -356,7 +344,7 @@ TEST_F(SendTrackerTest, WhatArrivedBeforeItsAbortIsDone) {
   }
   EXPECT_EQ(EndOf(1).delivery, Delivery::kDelivered);
   Transfer& refused = Whole(Counted(3));
-  SendTracker::OnRefused(refused, kWhy);
+  refused.OnRefused(kWhy);
   ASSERT_OK(Arrived(3));
   Done();
   EXPECT_EQ(EndOf(3).state, TransferState::kFailed);
@@ -404,7 +392,7 @@ TEST_F(SendTrackerTest, OnlyCopiesOfAGpuAreNotWaitedFor) {
   Post(copy, 0);
   tracker_.End(copy, TransferState::kFailed, kWhy, EndCause::kLost, kNow);
   EXPECT_EQ(Done(), Kinds{Kind::kStop}) << "where there is no time it gets that of a stopped one";
-  EXPECT_EQ(copy.ends_by(), kNow + kGrace);
+  EXPECT_EQ(copy.end().by(copy.ops()), kNow + kGrace);
   tracker_.OnTime(kNow + kGrace);
   EXPECT_EQ(Done(), Kinds{Kind::kEnd});
   EXPECT_TRUE(EndOf(2).quarantined);
@@ -436,13 +424,13 @@ TEST_F(SendTrackerTest, AnOpThatFailedAloneFailsItsTransfer) {
   Transfer& write = Begin(Counted(1));
   Post(write, 0, false);
   tracker_.OnSuspect(write, 0, 0, kWhy, kNow);
-  EXPECT_FALSE(tracker_.MayPost(write)) << "until it is explained";
+  EXPECT_FALSE(write.MayPost()) << "until it is explained";
   tracker_.OnRailCleared(kLink + 1, 0, kNow);
   tracker_.OnRailCleared(kLink, 1, kNow);
   EXPECT_FALSE(write.ending());
   tracker_.OnRailCleared(kLink, 0, kNow);
   EXPECT_TRUE(write.ending());
-  EXPECT_EQ(write.why(), kWhy);
+  EXPECT_EQ(write.end().why(), kWhy);
   Transfer& other = Begin(Copied(2));
   Post(other, 0);
   tracker_.OnFailed(other, kWhy, kNow);
@@ -487,12 +475,12 @@ TEST_F(SendTrackerTest, ASliceOfALaneThatIsTakenBackIsNotPrepared) {
   ASSERT_OK(tracker_.OnReleased(released, kNow));
   // Its lane goes over rail 1 now, half of it.
   Post(write, 1);
-  SendTracker::Prepare(write, true);
+  write.Prepare(true);
   tracker_.OnRailDown(kLink, 1);
   tracker_.OnRailFenced(kLink, 1);
   EXPECT_EQ(Said(), Types{FrameType::kDiscard});
-  EXPECT_FALSE(write.prepared());
-  EXPECT_FALSE(tracker_.MayPost(write)) << "before the target has let go of the lane";
+  EXPECT_FALSE(write.prepared().has_value());
+  EXPECT_FALSE(write.MayPost()) << "before the target has let go of the lane";
 }
 
 TEST_F(SendTrackerTest, ASliceThatIsNotCountedGoesAgainAtOnce) {
@@ -501,11 +489,11 @@ TEST_F(SendTrackerTest, ASliceThatIsNotCountedGoesAgainAtOnce) {
   tracker_.OnSuspect(read, 0, 0, kWhy, kNow);
   EXPECT_EQ(read.state(), SendState::kSending);
   EXPECT_EQ(Done(), Kinds{Kind::kSend});
-  EXPECT_FALSE(tracker_.MayPost(read));
+  EXPECT_FALSE(read.MayPost());
   tracker_.OnRailDown(kLink + 1, 0);
-  EXPECT_FALSE(tracker_.MayPost(read));
+  EXPECT_FALSE(read.MayPost());
   tracker_.OnRailDown(kLink, 0);
-  EXPECT_EQ(SendTracker::NextSlice(read), 0u);
+  EXPECT_EQ(read.NextSlice(), 0u);
   Post(read, 1);
   tracker_.OnCompleted(read, kNow);
   EXPECT_EQ(Done(), (Kinds{Kind::kEnd, Kind::kForget}));
@@ -549,8 +537,8 @@ TEST_F(SendTrackerTest, ALostSessionEndsEverything) {
   EXPECT_EQ(Done(), (Kinds{Kind::kEnd, Kind::kOrphan, Kind::kForget}));
   EXPECT_TRUE(EndOf(2).quarantined);
   EXPECT_EQ(EndOf(2).delivery, Delivery::kUnknown);
-  EXPECT_FALSE(tracker_.has_slots());
-  EXPECT_FALSE(tracker_.HasCredit(&kText));
+  EXPECT_FALSE(tracker_.slots().any());
+  EXPECT_FALSE(tracker_.credit().Has(&kText));
 }
 
 TEST_F(SendTrackerTest, APeerThatIsBackMakesOrphansQuiet) {

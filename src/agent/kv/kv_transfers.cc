@@ -1,20 +1,17 @@
-// Engine: KV caches, the transfers between them, requests and leases.
-#include <algorithm>
-#include <utility>
-#include <vector>
+#include "src/agent/kv/kv_transfers.h"
 
-#include "src/agent/engine/engine.h"
-#include "src/agent/engine/transfer_group.h"
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
 #include "src/core/base/strings.h"
 #include "src/core/kv/kv_block_list.h"
 #include "src/core/kv/kv_blocks_hash.h"
-#include "src/core/kv/kv_group.h"
-#include "src/core/kv/kv_tensors.h"
+#include "src/core/kv/kv_cache_table.h"
 
 namespace kvxfer {
 namespace {
-
-constexpr std::string_view kThisAgent = "this agent";
 
 absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
   for (const auto& [what, name] : {std::pair("KV request", &options.request.text),
@@ -49,13 +46,6 @@ absl::Status CheckKvOptions(TransferKind kind, const KvOptions& options) {
         "WriteBlocks notifies of a request: give it a name, KvOptions::request");
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<const KvCacheInfo*> FindCache(const KvCacheTable& caches, std::string_view name,
-                                             std::string_view whose) {
-  const auto it = caches.find(name);
-  return it != caches.end() ? absl::StatusOr<const KvCacheInfo*>(&it->second)
-                            : NoKvCache(whose, name);
 }
 
 // What is asked for: all heads of some layers, which are checked against those of the model.
@@ -115,7 +105,7 @@ std::vector<size_t> Unread(const KvLayout& own, std::span<const KvRank> group) {
 }  // namespace
 
 // The KV caches on both sides of a transfer.
-struct Engine::KvParties {
+struct KvTransfers::Parties {
   std::shared_ptr<const KvCacheTable> caches;  // of this agent
   const KvCacheInfo* own = nullptr;
   // One entry for each rank in the group.
@@ -124,16 +114,16 @@ struct Engine::KvParties {
   std::vector<KvRank> ranks{};
 };
 
-absl::StatusOr<Engine::KvParties> Engine::FindParties(std::span<const std::string> group,
-                                                      std::string_view cache) const {
-  KvParties parties{.caches = runtime_.kv.table()};
-  const auto own = FindCache(*parties.caches, cache, kThisAgent);
+absl::StatusOr<KvTransfers::Parties> KvTransfers::FindParties(std::span<const std::string> group,
+                                                              std::string_view cache) const {
+  Parties parties{.caches = parts_.runtime->kv.table()};
+  const auto own = FindKvCache(*parties.caches, cache, kThisAgent);
   if (!own.ok()) return own.status();
   parties.own = *own;
   for (const std::string& name : group) {
-    auto view = FindView(name);
+    auto view = parts_.views->Find(name);
     if (!view.ok()) return view.status();
-    const auto theirs = FindCache(*(*view)->kv_caches, cache, "peer " + name);
+    const auto theirs = FindKvCache(*(*view)->kv_caches, cache, "peer " + name);
     if (!theirs.ok()) return theirs.status();
     parties.views.push_back(*std::move(view));
     parties.theirs.push_back(*theirs);
@@ -143,11 +133,10 @@ absl::StatusOr<Engine::KvParties> Engine::FindParties(std::span<const std::strin
   return parties;
 }
 
-// The member transfer that moves one rank's share of the blocks.
-absl::StatusOr<TransferPtr> Engine::NewMember(TransferKind kind, const KvParties& parties,
-                                              const KvShare& share, const KvBlocks& blocks,
-                                              const KvOptions& options) {
-  auto member = NewRecord(kind, parties.views[share.rank], OptionsOf(options));
+absl::StatusOr<TransferPtr> KvTransfers::NewMember(TransferKind kind, const Parties& parties,
+                                                   const KvShare& share, const KvBlocks& blocks,
+                                                   const KvOptions& options) {
+  auto member = parts_.transfers->NewRecord(kind, parties.views[share.rank], OptionsOf(options));
   if (!member.ok()) return member.status();
   internal::TransferRecord& record = **member;
   const KvLayout& own = parties.own->layout;
@@ -161,7 +150,7 @@ absl::StatusOr<TransferPtr> Engine::NewMember(TransferKind kind, const KvParties
                             .ids = blocks.remote_ids,
                             .first_token = blocks.remote_first_token},
                            share.range, blocks.tokens, DirectionOf(kind), *record.local,
-                           *record.remote, runtime_.ids);
+                           *record.remote, parts_.runtime->ids);
   if (!list.ok()) return Annotate(list.status(), "peer " + record.peer);
   record.blocks = *std::move(list);
   if (!options.request.empty()) {
@@ -177,13 +166,24 @@ absl::StatusOr<TransferPtr> Engine::NewMember(TransferKind kind, const KvParties
   return member;
 }
 
-absl::StatusOr<TransferPtr> Engine::StartBlocks(TransferKind kind,
-                                                std::span<const std::string> group,
-                                                const KvBlocks& blocks, const KvOptions& options) {
-  if (auto status = fork_guard_.Check(); !status.ok()) return status;
-  if (auto status = CheckNotDraining(); !status.ok()) return status;
+absl::StatusOr<TransferPtr> KvTransfers::NewReaderOfNothing(const Parties& parties, size_t rank,
+                                                            const KvBlocks& blocks,
+                                                            const KvOptions& options) {
+  auto member =
+      parts_.transfers->NewRecord(TransferKind::kNotify, parties.views[rank], OptionsOf(options));
+  if (!member.ok()) return member.status();
+  (*member)->options.notification.reset();
+  (*member)->fetch = FetchOf(blocks, options, parties.own->layout, *parties.theirs[rank]);
+  return member;
+}
+
+absl::StatusOr<TransferPtr> KvTransfers::Start(TransferKind kind,
+                                               std::span<const std::string> group,
+                                               const KvBlocks& blocks, const KvOptions& options) {
+  if (auto status = parts_.gate->CheckNotForked(); !status.ok()) return status;
+  if (auto status = parts_.gate->CheckTakesWork(); !status.ok()) return status;
   if (auto status = CheckKvOptions(kind, options); !status.ok()) return status;
-  if (auto status = CheckOptions(OptionsOf(options)); !status.ok()) return status;
+  if (auto status = parts_.transfers->CheckOptions(OptionsOf(options)); !status.ok()) return status;
   const auto parties = FindParties(group, blocks.cache.text);
   if (!parties.ok()) return parties.status();
   const KvLayout& own = parties->own->layout;
@@ -205,132 +205,30 @@ absl::StatusOr<TransferPtr> Engine::StartBlocks(TransferKind kind,
   }
   if (!options.lease.empty()) {
     for (const size_t rank : Unread(own, parties->ranks)) {
-      auto member = NewRecord(TransferKind::kNotify, parties->views[rank], OptionsOf(options));
+      auto member = NewReaderOfNothing(*parties, rank, blocks, options);
       if (!member.ok()) return member.status();
-      (*member)->options.notification.reset();
-      (*member)->fetch = FetchOf(blocks, options, own, *parties->theirs[rank]);
       members.push_back(*std::move(member));
     }
   }
-  return StartGroup(kind, std::move(members), options);
+  return Post(kind, std::move(members), options);
 }
 
-// Posts the members as one transfer.
-absl::StatusOr<TransferPtr> Engine::StartGroup(TransferKind kind, std::vector<TransferPtr> members,
-                                               const KvOptions& options) {
-  auto whole = std::make_shared<internal::TransferRecord>();
-  std::vector<internal::TransferGroup::Member> names;
+// Posts the members as one transfer. If no rank of the group holds any of these blocks, nothing
+// moves.
+absl::StatusOr<TransferPtr> KvTransfers::Post(TransferKind kind, std::vector<TransferPtr> members,
+                                              const KvOptions& options) {
   const auto after = cuda::StreamPoint::Take(options.transfer.after, options.transfer.after_event);
   if (!after.ok()) return after.status();
-  for (const TransferPtr& member : members) {
-    member->whole = whole;
-    member->after = *after;
-    whole->peer += (names.empty() ? "" : ",") + member->peer;
-    names.push_back({.peer = member->peer, .id = member->id});
-  }
+  for (const TransferPtr& member : members) member->after = *after;
+  auto whole = std::make_shared<internal::TransferRecord>();
   whole->kind = kind;
   whole->options = OptionsOf(options);
   // Makes Transfer::delivery report kPending until the end.
   if (!options.request.empty()) whole->options.notification.emplace();
-  whole->engine = weak_from_this();
-  whole->id = ++last_transfer_;
-  if (auto status = ReserveEnd(*whole); !status.ok()) return status;
-  whole->group = std::make_unique<internal::TransferGroup>(std::move(names));
-  // No rank of the group holds any of these blocks, so nothing moves.
-  if (members.empty()) {
-    runtime_.Publish(whole, {.state = TransferState::kDone});
-    return whole;
-  }
-  const bool posted = SubmitPosted(whole, [this, members = std::move(members)] {
-    for (const TransferPtr& member : members) Enlist(member);
-  });
-  return posted ? absl::StatusOr<TransferPtr>(std::move(whole)) : ClosedError();
-}
-
-absl::Status Engine::RegisterKvCache(std::string_view name, const KvLayout& layout,
-                                     std::span<const uint64_t> tensors) {
-  if (auto status = CheckKvTensors(name, layout, tensors); !status.ok()) return status;
-  return CallFor<absl::Status>([&] {
-    ++runtime_.revision;
-    return runtime_.kv.Register(name, layout, tensors, *runtime_.memory.table());
-  });
-}
-
-absl::Status Engine::DeregisterKvCache(std::string_view name) {
-  return CallFor<absl::Status>([&] {
-    ++runtime_.revision;
-    return runtime_.kv.Deregister(name);
-  });
-}
-
-absl::Status Engine::WaitLayers(std::string_view cache, std::string_view request, uint32_t layers,
-                                Duration timeout) {
-  if (auto status = RefuseInCallback("WaitLayers"); !status.ok()) return status;
-  const Time deadline = After(timeout);
-  const auto watch = CallFor<absl::StatusOr<std::shared_ptr<KvRegistry::Watch>>>(
-      [&] { return runtime_.kv.StartWatch(cache, request, layers); });
-  if (!watch.ok()) return watch.status();
-  const KvRegistry::Watch& watched = **watch;
-  const auto waited = WaitFor(
-      &watched,
-      [&] {
-        return watched.ready.load(std::memory_order_acquire) >= layers ||
-               watched.given_up.load(std::memory_order_acquire);
-      },
-      deadline);
-  // If the agent was closed meanwhile, the watch is gone with it.
-  (void)Call([&] { runtime_.kv.EndWatch(cache, request, &watched); });
-  if (!waited.ok()) return waited.status();
-  const uint32_t ready = watched.ready.load(std::memory_order_acquire);
-  if (ready >= layers) return absl::OkStatus();
-  const std::string text = absl::StrCat("KV request ", ToAbsl(request), ": ", ready, " of ", layers,
-                                        " layers are there");
-  if (watched.given_up) return absl::AbortedError(absl::StrCat(text, ", and it was given up"));
-  return TimedOutError(absl::StrCat(text, " within the time-out"));
-}
-
-absl::Status Engine::DropRequest(std::string_view cache, std::string_view request) {
-  return CallFor<absl::Status>([&] { return runtime_.kv.Drop(cache, request); });
-}
-
-absl::Status Engine::LeaseBlocks(std::string_view cache, std::string_view lease,
-                                 std::span<const uint32_t> ids, Duration hold,
-                                 std::string_view contents) {
-  if (auto status = fork_guard_.Check(); !status.ok()) return status;
-  const auto caches = runtime_.kv.table();
-  const auto own = FindCache(*caches, cache, kThisAgent);
-  if (!own.ok()) return own.status();
-  if (ids.empty()) return absl::InvalidArgumentError("a KV lease of no blocks");
-  if (hold <= Duration::zero()) return absl::InvalidArgumentError("a KV lease of no time");
-  const uint32_t last = *std::ranges::max_element(ids);
-  if (last >= (*own)->layout.blocks()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV lease of block ", last, ", and the cache has ", (*own)->layout.blocks()));
-  }
-  return CallFor<absl::Status>([&] {
-    absl::Status status = CheckNotDraining();
-    if (status.ok()) {
-      status = runtime_.leases.Grant(
-          lease, {.hash = HashLeased((*own)->id, ids), .contents = contents}, After(hold), Now());
-    }
+  if (auto status = parts_.transfers->PostGroup(whole, std::move(members)); !status.ok()) {
     return status;
-  });
-}
-
-absl::Status Engine::RenewLease(std::string_view lease, Duration hold) {
-  return CallFor<absl::Status>([&] { return runtime_.leases.Renew(lease, After(hold), Now()); });
-}
-
-absl::Status Engine::ReleaseLease(std::string_view lease) {
-  return CallFor<absl::Status>([&] { return runtime_.leases.Release(lease, Now()); });
-}
-
-absl::StatusOr<KvCounts> Engine::CountKv() {
-  return CallFor<absl::StatusOr<KvCounts>>([&] {
-    KvCounts counts{.requests_whole = runtime_.kv.whole(), .requests_lost = runtime_.kv.lost()};
-    runtime_.leases.Count(counts);
-    return counts;
-  });
+  }
+  return whole;
 }
 
 }  // namespace kvxfer

@@ -1,0 +1,80 @@
+// The peers of an agent: those that the application has added, and those that it has removed or
+// replaced whose connections are closing.
+//
+// Thread-safety: none; only the driver calls it.
+
+#ifndef KVXFER_AGENT_ENGINE_PEER_TABLE_H_
+#define KVXFER_AGENT_ENGINE_PEER_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "src/agent/engine/peer_views.h"
+#include "src/agent/engine/runtime.h"
+#include "src/agent/session/peer.h"
+#include "src/core/protocol/metadata.h"
+
+namespace kvxfer {
+
+class PeerTable {
+ public:
+  // Both outlive the table. `views`: gets a view of each peer.
+  PeerTable(Runtime* runtime, PeerViews* views) : runtime_(runtime), views_(views) {}
+
+  // Adds a peer, or takes newer metadata of one. If the name belonged to another incarnation, that
+  // one is replaced. FailedPrecondition, Unavailable: see Peer::CheckReachable.
+  absl::Status Install(AgentMetadata metadata);
+  // Its transfers end as cancelled. False: there is no such peer.
+  bool Remove(std::string_view name, const absl::Status& why);
+  // Null: there is none.
+  Peer* Find(std::string_view name);
+
+  // Cancels a transfer, or each member of a group.
+  void Cancel(const internal::TransferRecord& transfer, const absl::Status& why);
+
+  // Sends what can be sent.
+  void Pump(Time now);
+  void OnTimer(Time now);
+  Time NextTimer();
+  // Forgets the peers whose connections have closed.
+  void Sweep();
+
+  // See ReverseSession.
+  absl::Status OnPiggybacked(const Incarnation& peer, uint64_t session,
+                             std::span<const std::byte> message);
+  void PiggybackLinkLost(const Incarnation& peer);
+
+  // Ends every transfer as cancelled, and closes every connection `within` from now. Pump goes on
+  // until Finished.
+  void Close(const absl::Status& why, Duration within);
+  bool closed() const { return closed_; }
+  bool Finished() const;
+
+ private:
+  void Update(Peer& peer, AgentMetadata metadata);
+  void Replace(Peer& old, const Peer& by);
+  // Includes the peers in leaving_. `act` must not add or remove a peer.
+  void ForEach(absl::FunctionRef<void(Peer&)> act);
+  void PumpInTurns(Time now);
+  bool CancelBrokenGroups();
+
+  Runtime* const runtime_;
+  PeerViews* const views_;
+  std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
+  std::string pumped_first_{};
+  // Removed or replaced peers whose connections are closing.
+  std::vector<std::unique_ptr<Peer>> leaving_;
+  bool closed_ = false;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_ENGINE_PEER_TABLE_H_

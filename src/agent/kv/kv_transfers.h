@@ -1,0 +1,60 @@
+// Transfers between KV caches, with every rank of a group that holds a part of the blocks: who
+// takes part, which share each of them has, and the member transfers that move the shares.
+//
+// Thread-safety: all methods from any thread.
+
+#ifndef KVXFER_AGENT_KV_KV_TRANSFERS_H_
+#define KVXFER_AGENT_KV_KV_TRANSFERS_H_
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvxfer/kv_cache.h"
+#include "src/agent/engine/call_gate.h"
+#include "src/agent/engine/peer_views.h"
+#include "src/agent/engine/runtime.h"
+#include "src/agent/engine/transfer_service.h"
+#include "src/core/kv/kv_group.h"
+
+namespace kvxfer {
+
+class KvTransfers {
+ public:
+  // All of them outlive it.
+  struct Parts {
+    Runtime* runtime = nullptr;
+    const CallGate* gate = nullptr;
+    const PeerViews* views = nullptr;
+    TransferService* transfers = nullptr;
+  };
+  explicit KvTransfers(const Parts& parts) : parts_(parts) {}
+
+  // See Agent::WriteBlocks and ReadBlocks.
+  absl::StatusOr<TransferPtr> Start(TransferKind kind, std::span<const std::string> group,
+                                    const KvBlocks& blocks, const KvOptions& options);
+
+ private:
+  struct Parties;
+  absl::StatusOr<Parties> FindParties(std::span<const std::string> group,
+                                      std::string_view cache) const;
+  // The member transfer that moves one rank's share of the blocks.
+  absl::StatusOr<TransferPtr> NewMember(TransferKind kind, const Parties& parties,
+                                        const KvShare& share, const KvBlocks& blocks,
+                                        const KvOptions& options);
+  // The one that only notifies a rank that its blocks are not needed.
+  absl::StatusOr<TransferPtr> NewReaderOfNothing(const Parties& parties, size_t rank,
+                                                 const KvBlocks& blocks, const KvOptions& options);
+  absl::StatusOr<TransferPtr> Post(TransferKind kind, std::vector<TransferPtr> members,
+                                   const KvOptions& options);
+
+  const Parts parts_;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_KV_KV_TRANSFERS_H_
