@@ -248,7 +248,7 @@ mutant "a number is not taken back" $ends \
 mutant "told without the target's word before time is up" $ends \
   '  if (asked && !late) return;' ''
 mutant "told while ops are in flight" $ends \
-  '  if (transfer.ops() > 0 && transfer.end().copies_in_time(now)) return;' ''
+  '  if (transfer.ops() > 0 && transfer.end().ops_in_time(now)) return;' ''
 mutant "quarantine forgotten" $ends \
   'unheard || transfer.ops() > 0);' 'transfer.ops() > 0);'
 mutant "an unknown delivery told as none" $ends \

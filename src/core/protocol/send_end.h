@@ -7,6 +7,7 @@
 #define KVXFER_CORE_PROTOCOL_SEND_END_H_
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -26,6 +27,11 @@ enum class EndCause : uint8_t {
 // The one rule of how long an end may take. `grace`: for a transfer that was stopped.
 Time EndBy(EndCause cause, Time posted, Time deadline, Duration grace, Time now);
 
+// How much longer than its end a transfer waits for ops that a NIC or the kernel holds. Backends
+// take them back from a rail that does not move: within 0.5 s (verbs), 80 ms (libfabric). What a
+// device does not give back after this long is not waited for.
+inline constexpr Duration kOpsReturnWithin = std::chrono::seconds(5);
+
 class SendEnd {
  public:
   void Begin(TransferState state, const absl::Status& why, Time by) {
@@ -35,8 +41,8 @@ class SendEnd {
   }
   // It has to end once more: the time can only become shorter.
   void Shorten(Time by) { by_ = std::min(by_, by); }
-  // A GPU copies for it, and nothing ends such a copy: it is waited for until then.
-  void WaitForCopies(Time until) { copies_until_ = std::min(copies_until_, until); }
+  // Ops of it are in flight, which may read its source: they are waited for until then.
+  void WaitForOps(Time until) { ops_until_ = std::min(ops_until_, until); }
   // The target had delivered it before it learned of the end. `refused`: OK, or why the target did
   // not take what the bytes are part of.
   void BecomeDelivered(const absl::Status& refused) {
@@ -50,18 +56,18 @@ class SendEnd {
   const absl::Status& why() const { return why_; }
   bool answer_lost() const { return answer_lost_; }
   bool late(Time now) const { return now >= by_; }
-  bool copies_in_time(Time now) const { return now < copies_until_; }
+  bool ops_in_time(Time now) const { return now < ops_until_; }
   // When the application is told at the latest. `ops`: of the transfer, that are in flight.
   Time by(uint32_t ops) const {
-    const bool hangs = ops > 0 && copies_until_ != Time::max();
-    return hangs ? copies_until_ : by_;
+    const bool waits = ops > 0 && ops_until_ != Time::max();
+    return waits ? ops_until_ : by_;
   }
 
  private:
   TransferState state_ = TransferState::kActive;
   absl::Status why_{};
   Time by_{};
-  Time copies_until_ = Time::max();
+  Time ops_until_ = Time::max();
   bool answer_lost_ = false;
 };
 

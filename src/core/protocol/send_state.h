@@ -19,8 +19,8 @@
 //
 // A transfer that ends is kAborting while the target has to answer ABORT, else kStopping. The
 // application is told when that is over and no op is in flight (kGone), or at the time that EndBy
-// allows, quiet or not: then the transfer goes on as kUnanswered, or as kMoving if only a GPU that
-// stands still has ops of it.
+// allows, quiet or not: then the transfer goes on as kUnanswered, or as kMoving if only ops are
+// left that a GPU or a device does not give back (kOpsReturnWithin).
 //
 // Thread-safety: pure.
 

@@ -10,10 +10,7 @@
 // accepted it (OnAccepted); a slice that was refused stays the next one. Nothing here calls back: a
 // completion inside of Post comes later, as an event of its own.
 //
-// send_state.h has the states of a transfer and what may follow each of them. A transfer that ends
-// is kAborting while the target has to answer ABORT, else kStopping. The application is told when
-// that is over and no op is in flight (kGone), or at the time that EndBy allows, quiet or not: then
-// the transfer goes on as kUnanswered, or as kMoving if only a GPU that stands still has ops of it.
+// send_state.h has the states of a transfer, what may follow each of them, and how one ends.
 //
 // Thread-safety: none; used by the driver.
 

@@ -21,6 +21,17 @@ Delivery DeliveryOf(const SendTransfer& transfer) {
   return unknown && transfer.opened() ? Delivery::kUnknown : Delivery::kNotDelivered;
 }
 
+// Staged ops can be abandoned, so nothing waits for them. Nothing ends the copies of a GPU: they
+// get the time of the end, or what those of a stopped transfer get.
+void WaitForOps(SendTransfer& transfer, Time by, Time now, Duration grace) {
+  if (transfer.request().staged) return;
+  if (transfer.request().may_hang) {
+    transfer.end().WaitForOps(by > now ? by : now + grace);
+  } else {
+    transfer.end().WaitForOps(std::max(by, now) + kOpsReturnWithin);
+  }
+}
+
 }  // namespace
 
 // --- ops and rails ---
@@ -197,10 +208,7 @@ void SendTracker::End(Transfer& transfer, TransferState state, const absl::Statu
 void SendTracker::End(Transfer& transfer, TransferState state, const absl::Status& why, Time by,
                       Time now) {
   if (transfer.state() == SendState::kGone) return;
-  if (transfer.request().may_hang && transfer.ops() > 0) {
-    // Where there is no time the copies get what those of a stopped transfer get.
-    transfer.end().WaitForCopies(by > now ? by : now + grace_);
-  }
+  if (transfer.ops() > 0) WaitForOps(transfer, by, now, grace_);
   if (transfer.ending()) {
     transfer.end().Shorten(by);
     return AdvanceEnd(transfer, now);
@@ -242,7 +250,7 @@ void SendTracker::AdvanceEnd(Transfer& transfer, Time now) {
   if (transfer.request().staged && transfer.ops() > 0 && late) {
     return Act(Action::Kind::kAbandon, transfer);
   }
-  if (transfer.ops() > 0 && transfer.end().copies_in_time(now)) return;
+  if (transfer.ops() > 0 && transfer.end().ops_in_time(now)) return;
   const bool asked = transfer.state() == SendState::kAborting;
   if (asked && !late) return;
   // Only bytes that were sent, and that land by themselves, can still come after this.

@@ -33,17 +33,17 @@ TEST(SendEnd, TheTimeOnlyShrinks) {
   EXPECT_TRUE(end.late(by - seconds(1)));
 }
 
-TEST(SendEnd, CopiesThatHangHaveATimeOfTheirOwn) {
+TEST(SendEnd, OpsHaveATimeOfTheirOwn) {
   SendEnd end;
   const Time by = Time(seconds(10));
   end.Begin(TransferState::kFailed, absl::AbortedError("why"), by);
-  EXPECT_TRUE(end.copies_in_time(Time(seconds(1000)))) << "they end by themselves";
-  end.WaitForCopies(by + seconds(2));
-  end.WaitForCopies(by + seconds(3));
+  EXPECT_EQ(end.by(1), by) << "nothing waits for them";
+  end.WaitForOps(by + seconds(2));
+  end.WaitForOps(by + seconds(3));
   EXPECT_EQ(end.by(1), by + seconds(2));
   EXPECT_EQ(end.by(0), by) << "they are over";
-  EXPECT_TRUE(end.copies_in_time(by + seconds(1)));
-  EXPECT_FALSE(end.copies_in_time(by + seconds(2)));
+  EXPECT_TRUE(end.ops_in_time(by + seconds(1)));
+  EXPECT_FALSE(end.ops_in_time(by + seconds(2)));
 }
 
 TEST(SendEnd, WhatTheTargetHadDeliveredIsDoneUnlessItRefusedIt) {

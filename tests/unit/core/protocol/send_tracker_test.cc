@@ -319,7 +319,7 @@ TEST_F(SendTrackerTest, AnEndIsToldWhenBothSidesAreQuiet) {
   EXPECT_EQ(abort.order, 1u);
   EXPECT_EQ(abort.slots.size(), 1u);
   EXPECT_EQ(Done(), Kinds{Kind::kStop});
-  EXPECT_EQ(tracker_.NextTimer(), kNow + kGrace);
+  EXPECT_EQ(tracker_.NextTimer(), kNow + kGrace + kOpsReturnWithin);
   ASSERT_OK(Aborted(1));
   EXPECT_EQ(write.state(), SendState::kStopping);
   EXPECT_EQ(Done(), Kinds{});
@@ -378,15 +378,26 @@ TEST_F(SendTrackerTest, AnEndThatIsUnderWayOnlyBecomesShorter) {
   EXPECT_EQ(EndOf(1).delivery, Delivery::kNotDelivered);
 }
 
-TEST_F(SendTrackerTest, OnlyCopiesOfAGpuAreNotWaitedFor) {
-  SendTracker::Request request = Copied(1);
-  Transfer& write = Begin(request);
+TEST_F(SendTrackerTest, OpsAreWaitedForAndNotForEver) {
+  Transfer& write = Begin(Copied(1));
   Post(write, 0);
   Cancel(write);
-  tracker_.OnTime(kNow + seconds(100));
+  const Time by = kNow + kGrace + kOpsReturnWithin;
   ASSERT_OK(Aborted(1));
-  EXPECT_EQ(Done(), Kinds{Kind::kStop});
-  request.id = 2;
+  tracker_.OnTime(by - Duration(1));
+  EXPECT_EQ(Done(), Kinds{Kind::kStop}) << "its source is still read";
+  EXPECT_EQ(tracker_.NextTimer(), by) << "and not before: a driver would not sleep";
+  tracker_.OnTime(by);
+  EXPECT_EQ(Done(), Kinds{Kind::kEnd});
+  EXPECT_TRUE(EndOf(1).quarantined);
+  EXPECT_EQ(write.state(), SendState::kMoving);
+  EXPECT_EQ(tracker_.NextTimer(), Time::max());
+  tracker_.OnCompleted(write, by);
+  EXPECT_EQ(Done(), (Kinds{Kind::kQuiet, Kind::kForget}));
+}
+
+TEST_F(SendTrackerTest, CopiesOfAGpuAreWaitedForAsLongAsTheEndMayTake) {
+  SendTracker::Request request = Copied(2);
   request.may_hang = true;
   Transfer& copy = Begin(request);
   Post(copy, 0);
