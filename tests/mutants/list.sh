@@ -249,6 +249,8 @@ mutant "told without the target's word before time is up" $ends \
   '  if (asked && !late) return;' ''
 mutant "told while ops are in flight" $ends \
   '  if (transfer.ops() > 0 && transfer.end().ops_in_time(now)) return;' ''
+mutant "ops that a device keeps are waited for without end" $ends \
+  'std::max(by, now) + kOpsReturnWithin' 'Time::max()'
 mutant "quarantine forgotten" $ends \
   'unheard || transfer.ops() > 0);' 'transfer.ops() > 0);'
 mutant "an unknown delivery told as none" $ends \
