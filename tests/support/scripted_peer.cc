@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Initiator(const Agen
                                                                       const std::string& backend) {
   auto peer = Stranger(name, backend);
   if (!peer.ok()) return peer.status();
-  if (!(*peer)->Hello(agent, 0) || (*peer)->Heard(FrameType::kHelloAck).empty()) {
+  if (!(*peer)->Hello(agent, false) || (*peer)->Heard(FrameType::kHelloAck).empty()) {
     return absl::UnavailableError("the hello was not answered");
   }
   return peer;
@@ -83,13 +83,15 @@ Handshake ScriptedPeer::Dialling(const HelloFrame& hello) {
   return Handshake::Dialling(NewSide(), party_->links.size(), hello, 0);
 }
 
-bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
+bool ScriptedPeer::Hello(const Agent& agent, bool goes_on) {
   if (!Dial(agent)) return false;
   const uint64_t sequence = sequence_;
-  if (oldest_kept != 0) --session_;
+  if (goes_on) --session_;
   HelloFrame hello = NewHello(agent);
-  if (oldest_kept != 0) sequence_ = sequence;
-  hello.oldest_kept = oldest_kept;
+  if (goes_on) {
+    sequence_ = sequence;
+    hello.peer_session = peer_session_;
+  }
   Handshake handshake = Dialling(hello);
   const auto answered = [this](FrameType type) {
     return Until([&] { return !Heard(type).empty() || Refused() || down(); });
@@ -101,8 +103,12 @@ bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
   if (Refused()) return true;
   if (down()) return false;
   const auto proof = handshake.Take(std::as_bytes(std::span(Messages(FrameType::kKey).front())));
-  return proof.ok() && Send(*proof) && answered(FrameType::kHelloAck) &&
-         (Refused() || !Heard(FrameType::kHelloAck).empty());
+  if (!proof.ok() || !Send(*proof) || !answered(FrameType::kHelloAck)) return false;
+  const std::vector<std::string> acks = Heard(FrameType::kHelloAck);
+  if (acks.empty()) return Refused().has_value();
+  const auto ack = Decode<HelloAckFrame>(std::as_bytes(std::span(acks.front())));
+  peer_session_ = ack.ok() ? ack->session : 0;
+  return ack.ok();
 }
 
 std::optional<RefuseFrame> ScriptedPeer::Refused() const {
@@ -160,7 +166,7 @@ bool ScriptedPeer::Proved() {
 
 bool ScriptedPeer::Answer(uint32_t last_region) {
   party_->links.back()->endpoint->Authorize();
-  const HelloAckFrame ack{.target = self_, .last_region = last_region};
+  const HelloAckFrame ack{.target = self_, .session = session_, .last_region = last_region};
   return Send(EncodeMessage(FrameType::kHelloAck, 0, 0, Encode(ack)));
 }
 

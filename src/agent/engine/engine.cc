@@ -16,15 +16,6 @@ namespace {
 // How long Close waits for peers to stop using this agent's memory.
 constexpr Duration kCloseWithin = std::chrono::seconds(2);
 
-// Acknowledgements are held back for a driver that is about to answer a notification. It usually
-// posts its answer within kAnswersWithin; the answer then goes out before the acknowledgement, or
-// carries it, which saves the peer a wake-up. If the answer was later than that kLateAcks times in
-// a row, the next kEagerAcks acknowledgements are sent at once, because the held-back ones had to
-// wait for the background thread. A single late answer may come from a thread that was preempted.
-constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
-constexpr uint32_t kLateAcks = 2;
-constexpr uint32_t kEagerAcks = 64;
-
 // How often GPU copies are polled while one is under way. Nothing signals their end.
 constexpr Duration kCopyPoll = std::chrono::microseconds(20);
 
@@ -247,20 +238,14 @@ bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
     return (readable >> backend & 1) != 0 ? Input::kAll : Input::kInMemory;
   };
   const bool busy = PollAll(input, now, leaving);
-  FinishRound(now, leaving);
+  FinishRound(now);
   return busy;
 }
 
 bool Engine::QuickRound(Time now, Leaving leaving) {
   if (!PollAll([](size_t) { return Input::kLikely; }, now, leaving)) return false;
-  FinishRound(now, leaving);
+  FinishRound(now);
   return true;
-}
-
-bool Engine::MayHoldAcks() {
-  if (acks_eager_ == 0) return true;
-  --acks_eager_;
-  return false;
 }
 
 bool Engine::PollAll(absl::FunctionRef<Input(size_t)> input, Time now, Leaving leaving) {
@@ -314,7 +299,7 @@ void Engine::TakeCopied() {
   runtime_.finished.clear();
 }
 
-void Engine::FinishRound(Time now, Leaving leaving) {
+void Engine::FinishRound(Time now) {
   runtime_.finished.clear();
   if (NextTimer() <= now) {
     ForEachPeer([now](Peer& peer) { peer.OnTimer(now); });
@@ -322,7 +307,7 @@ void Engine::FinishRound(Time now, Leaving leaving) {
     runtime_.kv.Expire(now);
     runtime_.leases.Expire(now);
   }
-  SendAll(now, leaving() && MayHoldAcks());
+  SendAll(now);
 }
 
 void Engine::Dispatch(Event& event) {
@@ -336,24 +321,9 @@ void Engine::Dispatch(Event& event) {
   if (user != runtime_.users.end()) user->second->OnEvent(event);
 }
 
-absl::Status Engine::OnPiggybackedTo(const Incarnation& peer, uint64_t session,
-                                     std::span<const std::byte> message) {
-  Peer* addressee = nullptr;
-  ForEachPeer([&](Peer& one) {
-    if (addressee == nullptr && one.Knows(peer, session)) addressee = &one;
-  });
-  return addressee == nullptr ? absl::OkStatus() : addressee->OnPiggybacked(message);
-}
+void Engine::Post() { SendAll(Now()); }
 
-void Engine::PiggybackLinkToLost(const Incarnation& peer) {
-  ForEachPeer([&](Peer& one) {
-    if (one.metadata().incarnation == peer) one.PiggybackLinkLost();
-  });
-}
-
-void Engine::Post() { SendAll(Now(), false); }
-
-void Engine::SendAll(Time now, bool hold_acks) {
+void Engine::SendAll(Time now) {
   runtime_.now = now;
   PumpPeers(now);
   if (runtime_.copied > 0) {
@@ -372,19 +342,7 @@ void Engine::SendAll(Time now, bool hold_acks) {
   });
   // Before inbound_.Pump, which sends the questions that Advance asks.
   deregistrations_.Advance();
-  // Held back for kAnswersWithin at most, counted from the first acknowledgement that was held
-  // back.
-  if (hold_acks && (acks_held_ == Time{} || now - acks_held_ <= kAnswersWithin)) {
-    if (acks_held_ == Time{}) acks_held_ = now;
-  } else {
-    if (acks_held_ != Time{}) {
-      acks_late_ = now - acks_held_ > kAnswersWithin ? acks_late_ + 1 : 0;
-      if (acks_late_ == kLateAcks) acks_eager_ = kEagerAcks;
-      acks_late_ %= kLateAcks;
-    }
-    acks_held_ = Time{};
-    inbound_.Pump();
-  }
+  inbound_.Pump();
 }
 
 // Peers compete for staging buffers and the first in order gets them, so each pass starts at

@@ -2,8 +2,8 @@
 // else on the driver (progress_loop.h). Agent forwards to it; Transfer handles find it through a
 // weak pointer.
 //
-// Thread-safety: the public methods from any thread, except those of Driven and ReverseSession,
-// which only the driver calls.
+// Thread-safety: the public methods from any thread, except those of Driven, which only the driver
+// calls.
 
 #ifndef KVXFER_AGENT_ENGINE_ENGINE_H_
 #define KVXFER_AGENT_ENGINE_ENGINE_H_
@@ -36,16 +36,14 @@ namespace kvxfer {
 // The longest duration that an option may have; adding it to the clock does not overflow.
 inline constexpr Duration kLongest = std::chrono::hours(24 * 365);
 
-class Engine : public Driven, public ReverseSession, public std::enable_shared_from_this<Engine> {
+class Engine : public Driven, public std::enable_shared_from_this<Engine> {
  public:
   using Blocks = std::variant<std::monostate, PagedBlocks, DescriptorBlocks>;
 
   static absl::StatusOr<std::shared_ptr<Engine>> Create(const AgentOptions& options,
                                                         internal::BackendMaker make);
   Engine(const AgentOptions& options, internal::BackendMaker make)
-      : runtime_(options), inbound_(&runtime_), make_backend_(make) {
-    runtime_.reverse_session = this;
-  }
+      : runtime_(options), inbound_(&runtime_), make_backend_(make) {}
   ~Engine() override;
 
   // Ends everything. No other call may run at the same time or follow. Does nothing in a forked
@@ -114,22 +112,6 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   bool Arm() override;
   Time NextTimer() override;
 
-  // ReverseSession.
-  Piggyback PiggybackTo(const Incarnation& initiator) override {
-    return inbound_.PiggybackTo(initiator);
-  }
-  bool IsConnected(const Incarnation& initiator) const override {
-    return inbound_.IsConnected(initiator);
-  }
-  void PiggybackLinkFromLost(const Incarnation& peer) override { inbound_.PiggybackLinkLost(peer); }
-  void PiggybackLinkToLost(const Incarnation& peer) override;
-  absl::Status OnPiggybackedFrom(const Incarnation& peer, uint64_t session,
-                                 std::span<const std::byte> message) override {
-    return inbound_.OnPiggybacked(peer, session, message);
-  }
-  absl::Status OnPiggybackedTo(const Incarnation& peer, uint64_t session,
-                               std::span<const std::byte> message) override;
-
  private:
   absl::Status Init();
   absl::Status MakeBackends();
@@ -188,12 +170,11 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   void PumpPeers(Time now);
   // Includes the peers in leaving_. `act` must not add or remove a peer.
   void ForEachPeer(absl::FunctionRef<void(Peer&)> act);
-  void FinishRound(Time now, Leaving leaving);
-  bool MayHoldAcks();
+  void FinishRound(Time now);
   void Dispatch(Event& event);
   Peer* FindPeer(std::string_view name);
   void CloseAll();
-  void SendAll(Time now, bool hold_acks);
+  void SendAll(Time now);
 
   Runtime runtime_;
   InboundHub inbound_;
@@ -206,7 +187,7 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   std::atomic<uint64_t> drained_{0};        // notifications that the application has taken
   std::atomic<uint64_t> drained_bytes_{0};  // payload bytes of those
 
-  // The members down to acks_eager_ are used by the driver only.
+  // The members down to closed_ are used by the driver only.
   std::array<Event, 64> events_;  // the events of one Poll
   std::span<Event> undone_;       // the events in events_ that are not handled yet
   size_t undone_from_ = 0;        // the backend that reported them
@@ -226,9 +207,6 @@ class Engine : public Driven, public ReverseSession, public std::enable_shared_f
   } served_;
   bool closed_ = false;
   std::atomic<bool> staging_registered_{false};  // set by the driver
-  Time acks_held_{};         // since when acknowledgements are held back; zero: none are
-  uint32_t acks_late_ = 0;   // how often in a row the application did not answer in time
-  uint32_t acks_eager_ = 0;  // how many of the next acknowledgements are sent at once
 
   mutable std::mutex views_mu_;
   std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;

@@ -94,7 +94,7 @@ absl::Status Engine::Install(AgentMetadata metadata) {
     PublishView(*known);
     return absl::OkStatus();
   }
-  auto peer = std::make_unique<Peer>(&runtime_, std::move(metadata));
+  auto peer = std::make_unique<Peer>(&runtime_, &inbound_, std::move(metadata));
   if (auto status = peer->CheckReachable(runtime_.options.require_backends); !status.ok()) {
     return status;
   }

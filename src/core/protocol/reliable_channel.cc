@@ -43,10 +43,6 @@ void ReliableChannel::Rewind() {
   ack_sent_ = 0;
 }
 
-uint64_t ReliableChannel::oldest_kept() const {
-  return kept_.empty() ? last_sequence_ + 1 : kept_.front().sequence;
-}
-
 absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
                                       absl::FunctionRef<absl::Status(const Incoming&)> take) {
   const uint64_t sequence = envelope.sequence;

@@ -48,7 +48,6 @@ class ReliableChannel {
   // received() again. The last acknowledgement may be lost, and the peer keeps its frames until it
   // gets one.
   void Rewind();
-  uint64_t oldest_kept() const;  // the lowest sequence that can be replayed
   size_t kept() const { return kept_.size(); }
 
   // --- receiving ---

@@ -266,11 +266,11 @@ class FakePaths : public FakePeer, public PathSet::User {
   static FakeEndpoint& EndpointOf(Link& link) { return static_cast<FakeEndpoint&>(*link.endpoint); }
 
   void OnLinkEvent(Link& /*link*/, Event& /*event*/) override {}
-  void OnFirstLink() override { ++first_links_; }
+  bool MayConnect() const override { return may_connect_; }
   bool PeerIsConnected() const override { return peer_is_connected_; }
 
   std::unique_ptr<PathSet> paths_;
-  int first_links_ = 0;
+  bool may_connect_ = true;
   bool peer_is_connected_ = false;
 };
 

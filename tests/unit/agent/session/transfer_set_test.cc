@@ -36,7 +36,7 @@ class TransferSetTest : public ::testing::Test, public FakePaths {
     Link& link = Dial();
     EndpointOf(link).imports_as = absl::OkStatus();
     Prove(link);
-    session_.OnLinkUp(true);
+    session_.OnLinkUp();
     Set().OnLinkUp(link);
     endpoint_ = &EndpointOf(link);
     return link;
@@ -254,6 +254,8 @@ TEST_F(CountedTransferSetTest, AQuarantineOfALostSessionEndsWithTheNextConnectio
   Complete(link);
   tracker_.OnSessionLost(absl::UnavailableError("forgotten"), now_);
   Set().Settle();
+  session_.End(now_);
+  session_.OnLinkDown(now_);
   session_.Renew();
   tracker_.NewSession();
   Set().OnNewSession();
@@ -288,6 +290,8 @@ TEST_F(CountedTransferSetTest, QuestionsOfALostSessionAreNotAnsweredInTheNext) {
   ASSERT_OK(Says(FrameType::kQuiesce, QuiesceFrame{.id = 5, .all_regions = true}));
   tracker_.OnSessionLost(absl::UnavailableError("forgotten"), now_);
   Set().Settle();
+  session_.End(now_);
+  session_.OnLinkDown(now_);
   session_.Renew();
   tracker_.NewSession();
   Set().OnNewSession();
@@ -317,7 +321,6 @@ TEST_F(TransferSetTest, AQuestionWaitsForTransfersThatTouchWhatItNames) {
   EXPECT_OK(Says(FrameType::kQuiesce, QuiesceFrame{.id = 6, .regions = {1}}));
   EXPECT_OK(Says(FrameType::kQuiesce, QuiesceFrame{.id = 7, .all_regions = true}));
   EXPECT_THAT(Frames(), IsEmpty());
-  EXPECT_FALSE(Set().idle());
   Complete(link);
   EXPECT_EQ(record->state(), TransferState::kDone);
   EXPECT_THAT(Frames(), ElementsAre(FrameType::kQuiet, FrameType::kQuiet));
@@ -343,22 +346,6 @@ TEST_F(TransferSetTest, ARevokedRegionFailsWhatIsQueuedAndClosesItsKey) {
   Post();
   EXPECT_EQ(late->state(), TransferState::kFailed);
   ExpectNothingLeft();
-}
-
-TEST_F(TransferSetTest, ItIsIdleWhenNothingOfTheSessionWaits) {
-  EXPECT_TRUE(Set().idle());
-  const TransferPtr record = Submit(1);
-  // Posted before the last connection was lost: a Quiesce of the target may have ruled it out.
-  session_.OnLinkUp(true);
-  session_.OnLinkDown(true, now_);
-  EXPECT_FALSE(Set().idle());
-  Set().Cancel(1, absl::CancelledError("no more"));
-  EXPECT_TRUE(Set().idle());
-  now_ += kMs;
-  Submit(2);
-  EXPECT_TRUE(Set().idle()) << "it belongs to the next session";
-  session_.channel().Push(FrameType::kQuiet, QuietFrame{});
-  EXPECT_FALSE(Set().idle());
 }
 
 TEST_F(TransferSetTest, WhatNoHonestTargetSaysBreaksTheProtocol) {
