@@ -236,7 +236,8 @@ void InboundHub::OnUnlinked(SharedSession& shared, const absl::Status& why) {
 }
 
 // Nothing of the session can arrive any more (it has no connection): keeps nothing of it. Its
-// initiator may know transfers as done whose notifications waited for their turn: that is now.
+// initiator may know transfers as done whose notifications waited for their turn: that is now, but
+// for an initiator that broke the protocol, as one does that sends more than it has credit for.
 void InboundHub::OnOver(SharedSession& shared) {
   released_.push_back(shared.peer());
   const auto it = sessions_.find(shared.peer());
@@ -244,7 +245,9 @@ void InboundHub::OnOver(SharedSession& shared) {
   const std::unique_ptr<InboundSession> session = std::move(it->second);
   sessions_.erase(it);
   shared.SetTarget(nullptr);
-  session->Deliver(session->transfers.GiveOut());
+  if (session->state != InboundSession::State::kBroken) {
+    session->Deliver(session->transfers.GiveOut());
+  }
   runtime_->leases.Sweep(session->reader(), Now());
   slots_.Release(session->local_id);
   stages_.Sweep(session->local_id);

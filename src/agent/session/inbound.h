@@ -136,9 +136,10 @@ struct InboundSession final : SessionHalf {
   uint32_t ranges = 0;  // of slots granted
   std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
   bool wants_slots = false;  // asked when there were none
-  // kEnded: the session is over. kRemoved: the application removed the peer. Either way nothing of
-  // it is handled any more, and its connections are closing.
-  enum class State : uint8_t { kOpen, kEnded, kRemoved };
+  // kEnded: the session is over. kBroken: the same, for the initiator broke the protocol.
+  // kRemoved: the application removed the peer. In each of them nothing of it is handled any more,
+  // and its connections are closing.
+  enum class State : uint8_t { kOpen, kEnded, kBroken, kRemoved };
   State state = State::kOpen;
   bool over() const { return state != State::kOpen; }
 
@@ -147,6 +148,8 @@ struct InboundSession final : SessionHalf {
   void StartFence(const TargetSession::Fence& fence);
   void TellFencedRails();
   absl::Status TakeFrame(const ReliableChannel::Incoming& frame);
+  // The initiator broke the protocol.
+  void Fail(const absl::Status& why);
 
   Runtime* const runtime_;
   User* const user_;

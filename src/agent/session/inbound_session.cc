@@ -50,8 +50,10 @@ void InboundHub::OnQuiet(const InboundSession& session, uint64_t question) {
 
 absl::Status InboundSession::OnFrame(const ReliableChannel::Incoming& frame) {
   if (over()) return absl::OkStatus();
-  const absl::Status status = TakeFrame(frame);
-  return status.ok() ? transfers.CheckLimits() : status;
+  absl::Status status = TakeFrame(frame);
+  if (status.ok()) status = transfers.CheckLimits();
+  if (!status.ok()) state = State::kBroken;
+  return status;
 }
 
 absl::Status InboundSession::TakeFrame(const ReliableChannel::Incoming& frame) {
@@ -92,8 +94,14 @@ absl::Status InboundSession::TakeFrame(const ReliableChannel::Incoming& frame) {
 }
 
 void InboundSession::OnSessionEnd(const absl::Status& why, Ends /*which*/) {
-  state = State::kEnded;
+  if (state == State::kOpen) state = State::kEnded;
   for (InboundLink* link : links) link->Close(why);
+}
+
+void InboundSession::Fail(const absl::Status& why) {
+  if (over()) return;
+  state = State::kBroken;
+  shared->Fail(why);
 }
 
 void InboundSession::OnImmediate(uint32_t immediate) {
@@ -108,7 +116,7 @@ void InboundSession::OnFenced(const InboundLink& link, uint64_t transfer) {
 void InboundSession::OnFenceRail(const InboundLink& link, std::span<const std::byte> body) {
   if (over()) return;
   const auto frame = Decode<RailFrame>(body);
-  if (!frame.ok()) return shared->Fail(frame.status());
+  if (!frame.ok()) return Fail(frame.status());
   const size_t rails = link.endpoint->Describe().rails.size();
   Act(transfers.OnFenceRail(link.number, frame->rail, rails));
 }
@@ -147,7 +155,7 @@ void InboundSession::Act(absl::Status status) {
     }
     for (const TargetSession::Fence& fence : actions.fences) StartFence(fence);
   }
-  if (!status.ok() && !over()) shared->Fail(status);
+  if (!status.ok()) Fail(status);
 }
 
 void InboundSession::Deliver(ArrivalTracker::Deliveries all) {
@@ -171,7 +179,7 @@ void InboundSession::DeliverPart(const ArrivalTracker::Delivered& sent) {
   const std::string& text = sent.notification;
   const Credit credit{.account = account, .bytes = text.size()};
   auto part = Decode<KvPartFrame>(std::as_bytes(std::span(text)));
-  if (!part.ok()) return shared->Fail(part.status());
+  if (!part.ok()) return Fail(part.status());
   auto taken = runtime_->kv.Take(*part, name, runtime_->now);
   if (!taken.ok()) {
     // Goes before the word that the transfer has arrived.

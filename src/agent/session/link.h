@@ -10,10 +10,12 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -79,6 +81,9 @@ class Link : public SessionLink {
   State state = State::kConnecting;
   std::optional<Handshake> handshake{};  // in kProving: nobody has proved to be the peer yet
   HelloAnswer answer{};                  // in kHello: what the target has said so far
+  // Frames that have overtaken the answer to the hello, which says of which session they are.
+  std::vector<std::string> early{};
+  size_t early_bytes = 0;
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.

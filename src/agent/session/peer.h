@@ -111,6 +111,9 @@ class Peer : private PathSet::User, private InitiatorHalf {
 
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
+  void OnInSession(Link& link, const Envelope& envelope);
+  void KeepEarly(Link& link, std::span<const std::byte> message);
+  void TakeEarly(Link& link);
   void ProtocolError(Link& link, const absl::Status& why);
 
   Runtime* const runtime_;

@@ -1,4 +1,7 @@
 // Messages of the target, and which part of the peer each is for.
+#include <string>
+#include <utility>
+
 #include "src/agent/session/peer.h"
 
 namespace kvxfer {
@@ -16,29 +19,43 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     runtime_->presence.Heard(metadata_.name, metadata_.incarnation);
   }
   if (envelope->type == FrameType::kRefuse) return OnRefuse(link, *envelope);
-  // Before the answer to the hello it is not known of which session the peer speaks.
-  const bool begins = link.state == Link::State::kHello && !link.answer.answered();
-  if (begins && envelope->sequence != 0) {
-    return link.Close(absl::UnavailableError("a numbered frame before the answer to the hello"));
-  }
-  if (envelope->type == FrameType::kHelloAck) OnHelloAck(link, *envelope);
-  if (link.state == Link::State::kClosing) return;
-  if (!begins || link.answer.answered()) {
-    if (auto status = session_.channel().OnAck(envelope->ack); !status.ok()) {
-      return ProtocolError(link, status);
-    }
+  if (envelope->type == FrameType::kHelloAck) {
+    OnHelloAck(link, *envelope);
+    return TakeEarly(link);
   }
   if (envelope->type == FrameType::kRegions) return OnRegions(link, *envelope);
-  if (envelope->type == FrameType::kPong) {
-    link.unanswered = Time{};
-    return;
+  if (link.state == Link::State::kHello && !link.answer.answered()) return KeepEarly(link, message);
+  OnInSession(link, *envelope);
+}
+
+// Before the answer to the hello it is not known of which session the peer speaks.
+void Peer::KeepEarly(Link& link, std::span<const std::byte> message) {
+  link.early_bytes += message.size();
+  if (link.early.size() >= ReliableChannel::kMaxGap ||
+      link.early_bytes > ReliableChannel::kMaxAheadBytes) {
+    return ProtocolError(link, absl::ResourceExhaustedError("it does not answer the hello"));
   }
-  absl::Status status;
-  if (envelope->type == FrameType::kRailFenced) {
-    status = DecodeFor<RailFrame>(envelope->body,
+  link.early.emplace_back(reinterpret_cast<const char*>(message.data()), message.size());
+}
+
+void Peer::TakeEarly(Link& link) {
+  for (const std::string& message : std::exchange(link.early, {})) {
+    if (link.state == Link::State::kClosing) return;
+    const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));
+    if (envelope.ok()) OnInSession(link, *envelope);
+  }
+}
+
+void Peer::OnInSession(Link& link, const Envelope& envelope) {
+  absl::Status status = session_.channel().OnAck(envelope.ack);
+  if (!status.ok()) return ProtocolError(link, status);
+  if (envelope.type == FrameType::kPong) {
+    link.unanswered = Time{};
+  } else if (envelope.type == FrameType::kRailFenced) {
+    status = DecodeFor<RailFrame>(envelope.body,
                                   [&](auto& frame) { return keeper_.OnRailFenced(link, frame); });
-  } else if (envelope->sequence != 0) {
-    status = shared_.OnNumbered(*envelope);
+  } else if (envelope.sequence != 0) {
+    status = shared_.OnNumbered(envelope);
   }
   if (!status.ok()) ProtocolError(link, status);
 }

@@ -50,6 +50,7 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   }
   if (!status.ok()) return ProtocolError(link, status);
   GoUp(link);
+  if (auto acked = session_.channel().OnAck(envelope.ack); !acked.ok()) ProtocolError(link, acked);
 }
 
 // A page of the target's regions. Those that it does not list are gone.
