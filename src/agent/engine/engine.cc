@@ -347,10 +347,11 @@ void Engine::SendAll(Time now) {
 
 // Peers compete for staging buffers and the first in order gets them, so each pass starts at
 // another peer. The pass is repeated if it cancelled members of a group, or if a staging buffer was
-// returned that an earlier peer in the pass had wanted.
+// returned that an earlier peer in the pass had wanted, or a session that it had waited for.
 void Engine::PumpPeers(Time now) {
   do {
     runtime_.own_buffer_wanted = runtime_.own_buffer_freed = false;
+    runtime_.session_freed = false;
     if (runtime_.staging.open() && peers_.size() > 1) {
       auto first = peers_.upper_bound(pumped_first_);
       if (first == peers_.end()) first = peers_.begin();
@@ -361,7 +362,7 @@ void Engine::PumpPeers(Time now) {
     } else {
       ForEachPeer([now](Peer& peer) { peer.Pump(now); });
     }
-  } while (CancelBrokenGroups() || runtime_.own_buffer_freed);
+  } while (CancelBrokenGroups() || runtime_.own_buffer_freed || runtime_.session_freed);
 }
 
 void Engine::ForEachPeer(absl::FunctionRef<void(Peer&)> act) {

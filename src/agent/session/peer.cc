@@ -74,7 +74,9 @@ void Peer::FinishClosing(Time now) {
   });
   transfers_.Settle();
   EndSession(close_why_, Ends::kAll);
+  const bool active = shared_.IsActive(this);
   shared_.Leave(this);
+  runtime_->session_freed |= active && shared_.has_initiator();
   // Nobody says so any more once the links are down.
   OnSessionRenewed();
 }
