@@ -1,6 +1,7 @@
 #include "tests/support/scripted_peer.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "src/core/base/random.h"
@@ -185,8 +186,12 @@ std::vector<std::string> ScriptedPeer::Messages(FrameType type) const {
   std::vector<std::string> messages;
   if (party_->links.empty()) return messages;
   for (const std::string& message : party_->links.back()->messages) {
-    const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));
-    if (envelope.ok() && envelope->type == type) messages.push_back(message);
+    for (std::span<const std::byte> left = std::as_bytes(std::span(message)); !left.empty();) {
+      const std::span<const std::byte> frame = TakeFrame(left);
+      const auto envelope = DecodeEnvelope(frame);
+      if (!envelope.ok() || envelope->type != type) continue;
+      messages.emplace_back(reinterpret_cast<const char*>(frame.data()), frame.size());
+    }
   }
   return messages;
 }

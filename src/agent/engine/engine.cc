@@ -16,6 +16,16 @@ namespace {
 // How long Close waits for peers to stop using this agent's memory.
 constexpr Duration kCloseWithin = std::chrono::seconds(2);
 
+// Answers to the peer, such as the acknowledgement of an arrival, are held back for a driver that
+// is about to answer a notification. It usually posts its answer within kAnswersWithin, and both go
+// to the peer one right behind the other, which saves the peer a wake-up. If the application was
+// later than that kLate times in a row, the next kEager are sent at once, because those that were
+// held back had to wait for the background thread. A single late one may come from a thread that
+// was preempted.
+constexpr Duration kAnswersWithin = std::chrono::microseconds(50);
+constexpr uint32_t kLate = 2;
+constexpr uint32_t kEager = 64;
+
 // How often GPU copies are polled while one is under way. Nothing signals their end.
 constexpr Duration kCopyPoll = std::chrono::microseconds(20);
 
@@ -238,14 +248,20 @@ bool Engine::Round(uint64_t readable, Time now, Leaving leaving) {
     return (readable >> backend & 1) != 0 ? Input::kAll : Input::kInMemory;
   };
   const bool busy = PollAll(input, now, leaving);
-  FinishRound(now);
+  FinishRound(now, leaving);
   return busy;
 }
 
 bool Engine::QuickRound(Time now, Leaving leaving) {
   if (!PollAll([](size_t) { return Input::kLikely; }, now, leaving)) return false;
-  FinishRound(now);
+  FinishRound(now, leaving);
   return true;
+}
+
+bool Engine::MayHoldAnswers() {
+  if (answers_eager_ == 0) return true;
+  --answers_eager_;
+  return false;
 }
 
 bool Engine::PollAll(absl::FunctionRef<Input(size_t)> input, Time now, Leaving leaving) {
@@ -299,7 +315,7 @@ void Engine::TakeCopied() {
   runtime_.finished.clear();
 }
 
-void Engine::FinishRound(Time now) {
+void Engine::FinishRound(Time now, Leaving leaving) {
   runtime_.finished.clear();
   if (NextTimer() <= now) {
     ForEachPeer([now](Peer& peer) { peer.OnTimer(now); });
@@ -307,7 +323,7 @@ void Engine::FinishRound(Time now) {
     runtime_.kv.Expire(now);
     runtime_.leases.Expire(now);
   }
-  SendAll(now);
+  SendAll(now, leaving() && MayHoldAnswers());
 }
 
 void Engine::Dispatch(Event& event) {
@@ -321,9 +337,20 @@ void Engine::Dispatch(Event& event) {
   if (user != runtime_.users.end()) user->second->OnEvent(event);
 }
 
-void Engine::Post() { SendAll(Now()); }
+void Engine::Post() { SendAll(Now(), false); }
 
-void Engine::SendAll(Time now) {
+void Engine::SendAll(Time now, bool hold_answers) {
+  // For kAnswersWithin at most, counted from the first one that was held back.
+  const bool hold =
+      hold_answers && (answers_held_ == Time{} || now - answers_held_ <= kAnswersWithin);
+  if (hold && answers_held_ == Time{}) answers_held_ = now;
+  if (!hold && answers_held_ != Time{}) {
+    answers_late_ = now - answers_held_ > kAnswersWithin ? answers_late_ + 1 : 0;
+    if (answers_late_ == kLate) answers_eager_ = kEager;
+    answers_late_ %= kLate;
+    answers_held_ = Time{};
+  }
+  runtime_.answers_wait = hold;
   runtime_.now = now;
   PumpPeers(now);
   if (runtime_.copied > 0) {
@@ -342,7 +369,7 @@ void Engine::SendAll(Time now) {
   });
   // Before inbound_.Pump, which sends the questions that Advance asks.
   deregistrations_.Advance();
-  inbound_.Pump();
+  if (!hold) inbound_.Pump();
 }
 
 // Peers compete for staging buffers and the first in order gets them, so each pass starts at

@@ -170,11 +170,12 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   void PumpPeers(Time now);
   // Includes the peers in leaving_. `act` must not add or remove a peer.
   void ForEachPeer(absl::FunctionRef<void(Peer&)> act);
-  void FinishRound(Time now);
+  void FinishRound(Time now, Leaving leaving);
+  bool MayHoldAnswers();
   void Dispatch(Event& event);
   Peer* FindPeer(std::string_view name);
   void CloseAll();
-  void SendAll(Time now);
+  void SendAll(Time now, bool hold_answers);
 
   Runtime runtime_;
   InboundHub inbound_;
@@ -187,7 +188,7 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
   std::atomic<uint64_t> drained_{0};        // notifications that the application has taken
   std::atomic<uint64_t> drained_bytes_{0};  // payload bytes of those
 
-  // The members down to closed_ are used by the driver only.
+  // The members down to answers_eager_ are used by the driver only.
   std::array<Event, 64> events_;  // the events of one Poll
   std::span<Event> undone_;       // the events in events_ that are not handled yet
   size_t undone_from_ = 0;        // the backend that reported them
@@ -206,6 +207,9 @@ class Engine : public Driven, public std::enable_shared_from_this<Engine> {
     std::shared_ptr<const std::string> bytes{};
   } served_;
   bool closed_ = false;
+  Time answers_held_{};         // since when answers are held back; zero: none are
+  uint32_t answers_late_ = 0;   // how often in a row the application did not answer in time
+  uint32_t answers_eager_ = 0;  // how many of the next answers are sent at once
   std::atomic<bool> staging_registered_{false};  // set by the driver
 
   mutable std::mutex views_mu_;

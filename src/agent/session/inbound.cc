@@ -27,7 +27,10 @@ constexpr size_t kMaxUndrainedShares = 64;
 void InboundLink::OnEvent(Event& event) {
   switch (event.kind) {
     case EventKind::kMessage:
-      return user->OnMessage(*this, event.message);
+      for (std::span<const std::byte> left = event.message; !left.empty();) {
+        user->OnMessage(*this, TakeFrame(left));
+      }
+      return;
     case EventKind::kImmediate:
       if (session != nullptr) session->OnImmediate(event.immediate);
       return;

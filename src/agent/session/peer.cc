@@ -95,7 +95,8 @@ void Peer::Pump(Time now) {
   }
   transfers_.TellStagedEnds();
   keeper_.SendFences();
-  shared_.Flush(transfers_.inline_data() ? paths_.UpLink() : nullptr);
+  shared_.Flush(transfers_.inline_data() ? paths_.UpLink() : nullptr,
+                runtime_->answers_wait || runtime_->copied > 0);
   transfers_.OnMessagesSent();
   FinishClosing(now);
 }

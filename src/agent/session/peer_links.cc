@@ -21,7 +21,9 @@ void Peer::OnLinkEvent(Link& link, Event& event) {
       OnDown(link, event.status);
       break;
     case EventKind::kMessage:
-      OnMessage(link, event.message);
+      for (std::span<const std::byte> left = event.message; !left.empty();) {
+        OnMessage(link, TakeFrame(left));
+      }
       break;
     case EventKind::kCompletion:
       transfers_.OnCompletion(link, event.id, event.status);

@@ -11,6 +11,12 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
+namespace {
+
+// What is larger goes by itself: to gather is to copy.
+constexpr size_t kMaxGatheredBytes = 8 * 1024;
+
+}  // namespace
 
 SharedSession::SharedSession(User* user, Session::Party self, Session::Party peer)
     : user_(user),
@@ -72,10 +78,18 @@ absl::Status SharedSession::Pass(const ReliableChannel::Incoming& frame) {
   return absl::OkStatus();
 }
 
-void SharedSession::Flush(SessionLink* over) {
+void SharedSession::Flush(SessionLink* over, bool answers_wait) {
   SessionLink* const link = over != nullptr ? over : Best();
   if (link == nullptr) return;
   ReliableChannel& channel = session_.channel();
+  if (answers_wait && channel.AllToSend([](FrameType type) { return !IsFromInitiator(type); })) {
+    return;
+  }
+  std::string several;
+  while (const size_t count = channel.GatherToSend(kMaxGatheredBytes, several)) {
+    if (!link->endpoint->Send(std::as_bytes(std::span(several)))) return;
+    for (size_t i = 0; i < count; ++i) channel.MessageSent();
+  }
   while (const std::string* message = channel.NextToSend()) {
     if (!link->endpoint->Send(std::as_bytes(std::span(*message)))) return;
     channel.MessageSent();

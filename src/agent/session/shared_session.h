@@ -108,8 +108,8 @@ class SharedSession {
   // One with a number. An error: the peer broke the protocol; see Fail.
   absl::Status OnNumbered(const Envelope& envelope);
   // Sends what there is, as far as there is space. `over`: the link that it has to take; null: the
-  // best one.
-  void Flush(SessionLink* over);
+  // best one. `answers_wait`: nothing, if there are only answers to what the peer initiates.
+  void Flush(SessionLink* over, bool answers_wait = false);
 
   // --- the end ---
   // The peer broke the protocol.

@@ -1,5 +1,6 @@
 #include "src/core/protocol/reliable_channel.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,27 @@ void ReliableChannel::MessageSent() {
   if (kept_[next_].sequence > highest_sent_) highest_sent_ = kept_[next_].sequence;
   ++next_;
   ack_sent_ = received_;
+}
+
+bool ReliableChannel::AllToSend(absl::FunctionRef<bool(FrameType)> which) const {
+  return std::all_of(
+      kept_.begin() + static_cast<std::ptrdiff_t>(next_), kept_.end(),
+      [&](const Kept& kept) { return which(static_cast<FrameType>(kept.message.front())); });
+}
+
+size_t ReliableChannel::GatherToSend(size_t max_bytes, std::string& out) {
+  size_t count = 0;
+  size_t bytes = 0;
+  while (next_ + count < kept_.size() && bytes + kept_[next_ + count].message.size() <= max_bytes) {
+    bytes += kept_[next_ + count++].message.size();
+  }
+  if (count < 2) return 0;
+  out.clear();
+  for (size_t i = 0; i < count; ++i) {
+    PatchAck(kept_[next_ + i].message, received_);
+    out += kept_[next_ + i].message;
+  }
+  return count;
 }
 
 absl::Status ReliableChannel::OnAck(uint64_t ack) {

@@ -431,6 +431,16 @@ void PatchAck(std::string& message, uint64_t ack) {
   if (message.size() >= kEnvelopeBytes) StoreLittle(message.data() + kAckOffset, ack);
 }
 
+std::span<const std::byte> TakeFrame(std::span<const std::byte>& message) {
+  size_t bytes = message.size();
+  if (bytes >= kEnvelopeBytes) {
+    bytes = std::min(bytes, kEnvelopeBytes + size_t{LoadLittle<uint32_t>(&message[4])});
+  }
+  const std::span<const std::byte> frame = message.first(bytes);
+  message = message.subspan(bytes);
+  return frame;
+}
+
 absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   if (message.size() < kEnvelopeBytes) {
     return absl::InvalidArgumentError(absl::StrCat("damaged envelope: ", message.size(),

@@ -431,6 +431,9 @@ bool IsFromInitiator(FrameType type);
 // Overwrites the ack of an encoded message.
 void PatchAck(std::string& message, uint64_t ack);
 absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message);
+// Takes the first frame off a message of one or more. One whose length is wrong is the rest, which
+// DecodeEnvelope refuses.
+std::span<const std::byte> TakeFrame(std::span<const std::byte>& message);
 
 // The body of a message. Defined, as is Decode below, for every frame above.
 template <PlainFrame Frame>

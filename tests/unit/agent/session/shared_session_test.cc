@@ -35,12 +35,16 @@ class BareLink : public SessionLink {
   // The types of the messages that were sent over it since the last call.
   std::vector<FrameType> Sent() {
     std::vector<FrameType> types;
+    messages = wire().sent.size();
     for (const std::string& message : std::exchange(wire().sent, {})) {
-      types.push_back(DecodeEnvelope(std::as_bytes(std::span(message)))->type);
+      for (std::span<const std::byte> left = std::as_bytes(std::span(message)); !left.empty();) {
+        types.push_back(DecodeEnvelope(TakeFrame(left))->type);
+      }
     }
     return types;
   }
   bool is_open = true;
+  size_t messages = 0;  // in which they came
 };
 
 // Both halves: what has happened to them, in order, in one list.
@@ -111,6 +115,7 @@ TEST_F(SharedSessionTest, FramesTakeTheFirstBackendWhoeverDialled) {
   Say(2);
   shared_.Flush(nullptr);
   EXPECT_EQ(fast.Sent().size(), 2u);
+  EXPECT_EQ(fast.messages, 1u) << "they go together";
   EXPECT_TRUE(slow.Sent().empty());
   // Expect what goes together with data to take the data's link.
   Say();
@@ -158,12 +163,45 @@ TEST_F(SharedSessionTest, AFullLinkIsTriedAgain) {
   BareLink link(0, true);
   shared_.OnLinkUp(link);
   link.wire().messages = 1;
-  Say(3);
+  Say();
+  shared_.Flush(nullptr);
+  Say(2);
   shared_.Flush(nullptr);
   EXPECT_EQ(link.Sent().size(), 1u);
   link.wire().messages = 100;
   shared_.Flush(nullptr);
   EXPECT_EQ(link.Sent().size(), 2u);
+}
+
+// What is large goes by itself.
+TEST_F(SharedSessionTest, FramesGoTogetherWhereTheyAreSmall) {
+  BareLink link(0, true);
+  shared_.OnLinkUp(link);
+  ReliableChannel& channel = shared_.session().channel();
+  for (const size_t bytes : {100, 100, 10'000, 100, 10'000, 10'000}) {
+    channel.Push(FrameType::kOpen, std::string(bytes, 'x'));
+  }
+  shared_.Flush(nullptr);
+  EXPECT_EQ(link.Sent().size(), 6u);
+  EXPECT_EQ(link.messages, 5u);
+  EXPECT_EQ(channel.NextToSend(), nullptr);
+}
+
+// The answers may go together with what the application answers.
+TEST_F(SharedSessionTest, AnswersWaitForWhatThisSideInitiates) {
+  BareLink link(0, true);
+  shared_.OnLinkUp(link);
+  ReliableChannel& channel = shared_.session().channel();
+  channel.Push(FrameType::kReleased, ReleasedFrame{});
+  shared_.Flush(nullptr, true);
+  EXPECT_TRUE(link.Sent().empty());
+  channel.Push(FrameType::kOpen, OpenFrame{.transfer = 1});
+  shared_.Flush(nullptr, true);
+  EXPECT_EQ(link.Sent(), (std::vector<FrameType>{FrameType::kReleased, FrameType::kOpen}));
+  EXPECT_EQ(link.messages, 1u);
+  channel.Push(FrameType::kReleased, ReleasedFrame{});
+  shared_.Flush(nullptr);
+  EXPECT_EQ(link.Sent().size(), 1u);
 }
 
 // Frames of either half are acknowledged together, and an acknowledgement is not acknowledged.

@@ -409,6 +409,22 @@ TEST(WireFormat, WhichFramesComeFromAnInitiator) {
   }
 }
 
+TEST(WireFormat, AMessageHoldsOneFrameOrMore) {
+  const std::string first = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
+  const std::string second = EncodeMessage(FrameType::kAck, 0, 9, std::string_view());
+  const std::string both = first + second;
+  std::span<const std::byte> left = AsBytes(both);
+  EXPECT_TRUE(testing::SameBytes(first, TakeFrame(left)));
+  EXPECT_TRUE(testing::SameBytes(second, TakeFrame(left)));
+  EXPECT_TRUE(left.empty());
+  // Expect what is too short, or says that it is longer than it is, to be taken whole and refused.
+  for (const std::string& bad : {first.substr(0, 7), first.substr(0, first.size() - 1)}) {
+    left = AsBytes(bad);
+    EXPECT_FALSE(DecodeEnvelope(TakeFrame(left)).ok());
+    EXPECT_TRUE(left.empty());
+  }
+}
+
 TEST(WireFormat, ImmediateHoldsSlotAndGeneration) {
   const SlotRef ref{.slot = 0xabcde, .generation = 0xf01};
   EXPECT_EQ(EncodeImmediate(ref), 0xabcdef01u);
