@@ -94,6 +94,7 @@ void Peer::Pump(Time now) {
     transfers_.Post(now);
   }
   transfers_.TellStagedEnds();
+  transfers_.GiveBackRecalled();
   keeper_.SendFences();
   shared_.Flush(transfers_.inline_data() ? paths_.UpLink() : nullptr,
                 runtime_->answers_wait || runtime_->copied > 0);

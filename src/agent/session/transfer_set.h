@@ -60,6 +60,8 @@ class TransferSet final : private Admission::User, private StagerUser {
   void Post(Time now);
   // What the stager has to say, and what follows from it.
   void TellStagedEnds();
+  // After Post, if that is called at all.
+  void GiveBackRecalled() { stager_.GiveBackRecalled(); }
   // Carries out what the tracker wants done. Called at the end of every event.
   void Settle();
   void OnTimer(Time now);

@@ -169,7 +169,8 @@ class FakePeer {
   void MakeStaging() {
     Register(memory_[2], MemoryKind::kHost, true);
     metadata_.regions.push_back(
-        {.region = {.id = RegionId{9}, .bytes = Staging::kMinBytes}, .staging = true});
+        {.region = {.id = RegionId{9}, .bytes = Staging::kMinBytes, .access = Access::kReadWrite},
+         .staging = true});
   }
 
   void Plan(internal::TransferRecord& record, MemoryKind kind) {

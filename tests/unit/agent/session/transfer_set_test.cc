@@ -363,6 +363,76 @@ TEST_F(TransferSetTest, WhatNoHonestTargetSaysBreaksTheProtocol) {
   Complete(link);
 }
 
+// Into GPU memory that the peer has to copy to: one op goes to one buffer.
+class StagedTransferSetTest : public TransferSetTest {
+ protected:
+  StagedTransferSetTest() {
+    MakeStaging();
+    link_ = &Connect();
+  }
+  TransferPtr SubmitStaged(uint64_t id) {
+    TransferPtr record = Make(id);
+    const Descriptor local{.address = reinterpret_cast<uint64_t>(memory_[0].data()),
+                           .bytes = kBytes};
+    const Descriptor remote{.address = 0x20000, .bytes = kBytes};
+    auto blocks = BlockList::FromDescriptors({.local = {&local, 1}, .remote = {&remote, 1}},
+                                             Direction::kWrite, *record->local, *record->remote);
+    EXPECT_OK(blocks);
+    record->blocks = *std::move(blocks);
+    Set().Submit(record, absl::OkStatus());
+    return record;
+  }
+  void PostAndGiveBack() {
+    Post();
+    Set().TellStagedEnds();
+    Set().GiveBackRecalled();
+  }
+  // The target lends, and recalls at once, because others wait too.
+  void LendAndRecall(std::vector<uint32_t> buffers) {
+    ASSERT_OK(Says(FrameType::kStageLend, StageLendFrame{.buffers = std::move(buffers)}));
+    ASSERT_OK(Says(FrameType::kStageRecall, StageRecallFrame{}));
+  }
+  // The child is over at both ends.
+  void EndChild() {
+    ASSERT_EQ(endpoint_->ops.size(), 1u);
+    const uint64_t child = endpoint_->ops.front().transfer;
+    Complete(*link_);
+    EXPECT_THAT(Frames(), Contains(FrameType::kStage));
+    ASSERT_OK(Says(FrameType::kStaged, StagedFrame{.transfer = child, .good = true}));
+  }
+
+  Link* link_ = nullptr;
+};
+
+TEST_F(StagedTransferSetTest, ABufferThatIsRecalledAsItIsLentIsUsedOnce) {
+  const TransferPtr first = SubmitStaged(1);
+  const TransferPtr second = SubmitStaged(2);
+  PostAndGiveBack();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageAsk));
+  for (const auto& record : {first, second}) {
+    LendAndRecall({3});
+    PostAndGiveBack();
+    EndChild();
+    PostAndGiveBack();
+    EXPECT_EQ(record->state(), TransferState::kDone);
+    EXPECT_THAT(Frames(), Contains(FrameType::kStageBack));
+  }
+  ExpectNothingLeft();
+}
+
+TEST_F(StagedTransferSetTest, ARecalledBufferThatNobodyUsesGoesBack) {
+  SubmitStaged(1);
+  PostAndGiveBack();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageAsk));
+  LendAndRecall({2, 3});
+  PostAndGiveBack();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageBack)) << "one of them is in use";
+  EndChild();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageBack));
+  Set().TellStagedEnds();
+  ExpectNothingLeft();
+}
+
 TEST_F(TransferSetTest, AKeyOnItsWayIsLookedForSoon) {
   Link& link = Connect();
   EndpointOf(link).imports_as = absl::UnavailableError("not yet");
