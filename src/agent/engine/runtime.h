@@ -85,7 +85,8 @@ struct Runtime {
   // was returned.
   bool own_buffer_wanted = false;
   bool own_buffer_freed = false;
-  // An answer of the application is expected: what only answers the peer waits for it.
+  // An answer of the application is expected: what only answers the peer waits for it, until the
+  // next round or post, which the background thread begins if nobody else does.
   bool answers_wait = false;
   // A Peer that waited for another one of its incarnation to be closed may connect now.
   bool session_freed = false;
