@@ -144,33 +144,18 @@ TEST_F(HostilePeer, FencesOfRailsThatAreNotThereOrTwice) {
   ExpectServes();
 }
 
-// Two messages in one: what belongs to a session that is over is passed by, and does not hold up
-// the other.
-TEST_F(HostilePeer, PiggybackedForASessionThatIsOver) {
-  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "late"));
-  const std::string open = EncodeMessage(
-      FrameType::kOpen, 1, 0,
-      OpenFrame{
-          .transfer = 1, .order = 1, .notice = Notice::kNotification, .notification = "mine"});
-  const std::string carried = EncodeMessage(FrameType::kCredit, 1, 99, CreditFrame{});
-  ASSERT_TRUE(peer->Send(EncodePiggyback(0, 12345, carried, open)));
-  ASSERT_OK_AND_ASSIGN(const Notification told, agent_->WaitNotification(kAmple));
-  EXPECT_EQ(told.payload, "mine");
+// Expect what a target says to end a session in which this agent has initiated nothing.
+TEST_F(HostilePeer, AnswersToAnAgentThatNeverBegan) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 1, .bytes = 1})));
+  EXPECT_TRUE(peer->UntilDown());
   ExpectServes();
 }
 
-TEST_F(HostilePeer, DamagedPiggybacks) {
-  const std::string numbered = EncodeMessage(FrameType::kSlotRequest, 1, 0, SlotRequestFrame{});
-  const std::string plain = EncodeMessage(FrameType::kAck, 0, 0, std::string_view());
-  const std::string nested = EncodePiggyback(0, 1, numbered, numbered);
-  for (const std::string& bad :
-       {EncodeMessage(FrameType::kPiggyback, 0, 0, std::string_view("short")),
-        EncodePiggyback(0, 1, numbered, plain), EncodePiggyback(0, 1, numbered, nested),
-        EncodePiggyback(0, 1, numbered, numbered + "x")}) {
-    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
-    ASSERT_TRUE(peer->Send(bad));
-    EXPECT_TRUE(peer->UntilDown());
-  }
+TEST_F(HostilePeer, AcknowledgementsOfWhatWasNeverSent) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+  ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kAck, 0, 1'000'000, std::string_view())));
+  EXPECT_TRUE(peer->UntilDown());
   ExpectServes();
 }
 
@@ -188,8 +173,8 @@ TEST_F(HostilePeer, AForgottenSessionIsNotReplayed) {
     return event.has_value() && event->kind == PeerEventKind::kLost;
   }));
   ASSERT_OK(agent_->Quiesce({}, kAmple));
-  // It has heard nothing, so it can still replay from the first frame on.
-  ASSERT_TRUE(peer->Hello(*agent_, 1));
+  // It could still replay from the first frame on.
+  ASSERT_TRUE(peer->Hello(*agent_, true));
   EXPECT_TRUE(peer->Heard(FrameType::kHelloAck).empty());
   EXPECT_FALSE(peer->Heard(FrameType::kRefuse).empty());
   EXPECT_FALSE(agent_->PollNotification().has_value());
@@ -264,6 +249,39 @@ class HostileTarget : public HostilePeer {
 
   Transfer transfer_;
 };
+
+TEST_F(HostileTarget, AcknowledgementsOfWhatWasNeverSent) {
+  const auto peer = Answered();
+  ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kAck, 0, 1'000'000, std::string_view())));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectFailed();
+}
+
+// Expect what an initiator says to end a session in which it has no connection of its own.
+TEST_F(HostileTarget, ItInitiatesWithoutAConnectionOfItsOwn) {
+  const auto peer = Answered();
+  ASSERT_TRUE(peer->Say(FrameType::kSlotRequest, Encode(SlotRequestFrame{.count = 64})));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectFailed();
+}
+
+// A message may overtake another one. Expect frames to wait for the answer to the hello, which says
+// of which session they are, and few of them to be kept.
+TEST_F(HostileTarget, FramesBeforeTheAnswerToTheHello) {
+  const CreditFrame credit{.notifications = 9, .bytes = 99};
+  {
+    const auto peer = Asked();
+    ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(credit)));
+    ASSERT_TRUE(peer->Answer());
+    EXPECT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kOpen).empty(); }));
+  }
+  ExpectFailed();
+  ASSERT_OK(agent_->RemovePeer("hostile"));
+  const auto peer = Asked();
+  Flood(*peer, FrameType::kCredit, static_cast<int>(ReliableChannel::kMaxGap),
+        [&](uint64_t) { return credit; });
+  ExpectFailed();
+}
 
 TEST_F(HostileTarget, GrantsThatOverlapOrDoNotExist) {
   for (const SlotRange range :

@@ -30,16 +30,6 @@ bool BodyHolds(std::span<const std::byte> body) {
   return SameBytes(Encode(*frame), body);
 }
 
-inline bool PiggybackHolds(std::span<const std::byte> body) {
-  const absl::StatusOr<PiggybackMessages> both = DecodePiggyback(body);
-  if (!both.ok()) return both.status().code() == absl::StatusCode::kInvalidArgument;
-  const auto text = [](std::span<const std::byte> bytes) {
-    return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  };
-  const std::string again = EncodePiggyback(0, both->session, text(both->carried), text(both->own));
-  return SameBytes(again.substr(kEnvelopeBytes), body);
-}
-
 inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
   switch (type) {
     case FrameType::kHello:
@@ -73,11 +63,10 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<PingFrame>(body);
     case FrameType::kAck:
       return true;
-    case FrameType::kPiggyback:
-      return PiggybackHolds(body);
     case FrameType::kFenceRail:
     case FrameType::kRailFenced:
       return BodyHolds<RailFrame>(body);
+    case FrameType::kNotUsed:
     case FrameType::kRetired:
       return true;
     case FrameType::kFetchEnd:

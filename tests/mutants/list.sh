@@ -274,27 +274,40 @@ mutant "session: a page counts one region too few" $session \
   'page.last} - page.first + 1;' 'page.last} - page.first;'
 mutant "session: up before the answer to the hello" $table_of_session \
   'return answered_ && listed_' 'return listed_'
-mutant "session: a new session asks to go on with an old one" $session \
-  'known ? channel_.oldest_kept() : 0' 'channel_.oldest_kept()'
-mutant "session: a session that is known begins anew at the target" $session \
-  'state_ == State::kLinked || state_ == State::kUnlinked;' 'state_ == State::kLinked;'
+mutant "session: a peer that means a session that is over is taken" $session \
+  'if (hello.peer_session != 0 && hello.peer_session != number_) return' 'if (hello.session == 0) return'
+mutant "session: a peer that has forgotten the session goes on with it" $session \
+  'if (peer_number_ != 0 && peer_number_ != hello.session) return' 'if (hello.session == 0) return'
+mutant "session: a hello that crosses one of this side ends the session" $session \
+  'if (hello.peer_session != 0 && hello.peer_session != number_) return' \
+  'if (hello.peer_session != number_) return'
+mutant "session: an answer of another session is taken" $session \
+  'if (peer_number_ != 0 && peer_number_ != ack.session) {' 'if (ack.session == 0) {'
+mutant "session: a session begins while the one before is ending" $session \
+  'if (state_ == State::kEnding) return Meaning::kEnding;' \
+  'if (state_ == State::kEnding) return Meaning::kTaken;'
+mutant "session: the next session begins while connections are up" $table_of_session \
+  'return state_ == State::kEnding && links_ == 0;' 'return state_ == State::kEnding;'
 mutant "session: nothing is sent again over the first connection" $session \
-  '  if (first) channel_.Rewind();' ''
+  '  if (links_++ == 0) channel_.Rewind();' '  ++links_;'
 mutant "session: a further connection sends everything again" $session \
-  '  if (first) channel_.Rewind();' '  channel_.Rewind();'
+  '  if (links_++ == 0) channel_.Rewind();' '  ++links_;
+  channel_.Rewind();'
 mutant "session: what a lost connection had taken is not sent again" $session \
   '  channel_.Rewind();
-  if (!last) return;' '  if (!last) return;'
+  if (--links_ > 0) return;' '  if (--links_ > 0) return;'
 mutant "session: unlinked while another connection is up" $session \
-  '  if (!last) return;' ''
-mutant "session: the time without a connection begins once" $session \
-  '  unlinked_ = now;' '  if (unlinked_ == Time{}) unlinked_ = now;'
+  '  if (--links_ > 0) return;' '  --links_;'
+mutant "session: the time without a connection is not known" $session \
+  'if (state_ == State::kUnlinked) unlinked_ = now;' \
+  'if (state_ == State::kUnlinked && number_ == 0) unlinked_ = now;'
+mutant "session: what was posted until the end belongs to the next" $session \
+  '  if (state_ == State::kLinked) unlinked_ = now;
+' ''
 mutant "session: unlinked though a connection is up" $session \
   '  unlinked_ = Time{};' ''
 mutant "session: a target that acknowledges nothing is put up with" $session \
   'if (channel_.kept() <= ReliableChannel::kMaxKept) return' 'if (channel_.kept() > 0) return'
-mutant "session: a piggybacked message acknowledges nothing" $session \
-  'if (auto status = channel_.OnAck(envelope->ack); !status.ok()) return status;' ''
 mutant "session: given up though nothing waits" $session \
   'return awaits && state_' 'return state_'
 mutant "session: frames that are kept do not wait" $session \
@@ -306,12 +319,10 @@ mutant "session: given up again and again" $session \
 mutant "session: the next session has the same number" $session '  ++number_;' ''
 mutant "session: the next session replays the one before" $session \
   '  channel_ = ReliableChannel();' ''
-mutant "session: the target knows a session that it never saw" $table_of_session \
-  '{State::kRenewed, Event::kLastLinkDown, State::kNew}' \
-  '{State::kRenewed, Event::kLastLinkDown, State::kUnlinked}'
+mutant "session: the next session keeps the peer's number" $session '  peer_number_ = 0;
+' ''
 mutant "session: a renewed session is still known" $table_of_session \
-  '{State::kUnlinked, Event::kRenew, State::kNew}' \
-  '{State::kUnlinked, Event::kRenew, State::kUnlinked}'
+  '{State::kEnding, Event::kRenew, State::kNew}' '{State::kEnding, Event::kRenew, State::kUnlinked}'
 mutant "session: what was posted with the loss belongs to the next" $table_of_session \
   'return posted <= unlinked_;' 'return posted < unlinked_;'
 mutant "session: a target that forgot the session is not asked again soon" $session \

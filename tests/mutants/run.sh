@@ -24,7 +24,7 @@ units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker
 sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) tests/support/scale.cc src/core/base/text.cc src/core/base/types.cc src/core/base/own_fd.cc src/core/base/random.cc src/core/base/signing_key.cc src/core/protocol/id_set.cc src/core/protocol/send_tracker_end.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
 for unit in $units; do sources+=" src/core/protocol/$unit.cc tests/unit/core/protocol/${unit}_test.cc"; done
 for unit in send_credit slot_supply suspect_ops; do sources+=" tests/unit/core/protocol/${unit}_test.cc"; done
-sources+=" tests/unit/core/protocol/arrival_tracker_exhaustive_test.cc tests/unit/core/protocol/arrival_tracker_random_test.cc"
+sources+=" tests/unit/core/protocol/arrival_tracker_exhaustive_test.cc tests/unit/core/protocol/arrival_tracker_random_test.cc tests/unit/core/protocol/session_pair_test.cc"
 
 object() { echo "$work/$(echo "$1" | tr / _).o"; }
 compile() { $compiler $flags -c "$1" -o "$2"; }

@@ -1,6 +1,7 @@
 #include "tests/support/scripted_peer.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "src/core/base/random.h"
@@ -38,7 +39,7 @@ absl::StatusOr<std::unique_ptr<ScriptedPeer>> ScriptedPeer::Initiator(const Agen
                                                                       const std::string& backend) {
   auto peer = Stranger(name, backend);
   if (!peer.ok()) return peer.status();
-  if (!(*peer)->Hello(agent, 0) || (*peer)->Heard(FrameType::kHelloAck).empty()) {
+  if (!(*peer)->Hello(agent, false) || (*peer)->Heard(FrameType::kHelloAck).empty()) {
     return absl::UnavailableError("the hello was not answered");
   }
   return peer;
@@ -84,13 +85,15 @@ Handshake ScriptedPeer::Dialling(const HelloFrame& hello) {
   return Handshake::Dialling(NewSide(), party_->links.size(), hello, 0);
 }
 
-bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
+bool ScriptedPeer::Hello(const Agent& agent, bool goes_on) {
   if (!Dial(agent)) return false;
   const uint64_t sequence = sequence_;
-  if (oldest_kept != 0) --session_;
+  if (goes_on) --session_;
   HelloFrame hello = NewHello(agent);
-  if (oldest_kept != 0) sequence_ = sequence;
-  hello.oldest_kept = oldest_kept;
+  if (goes_on) {
+    sequence_ = sequence;
+    hello.peer_session = peer_session_;
+  }
   Handshake handshake = Dialling(hello);
   const auto answered = [this](FrameType type) {
     return Until([&] { return !Heard(type).empty() || Refused() || down(); });
@@ -102,8 +105,12 @@ bool ScriptedPeer::Hello(const Agent& agent, uint64_t oldest_kept) {
   if (Refused()) return true;
   if (down()) return false;
   const auto proof = handshake.Take(std::as_bytes(std::span(Messages(FrameType::kKey).front())));
-  return proof.ok() && Send(*proof) && answered(FrameType::kHelloAck) &&
-         (Refused() || !Heard(FrameType::kHelloAck).empty());
+  if (!proof.ok() || !Send(*proof) || !answered(FrameType::kHelloAck)) return false;
+  const std::vector<std::string> acks = Heard(FrameType::kHelloAck);
+  if (acks.empty()) return Refused().has_value();
+  const auto ack = Decode<HelloAckFrame>(std::as_bytes(std::span(acks.front())));
+  peer_session_ = ack.ok() ? ack->session : 0;
+  return ack.ok();
 }
 
 std::optional<RefuseFrame> ScriptedPeer::Refused() const {
@@ -161,7 +168,7 @@ bool ScriptedPeer::Proved() {
 
 bool ScriptedPeer::Answer(uint32_t last_region) {
   party_->links.back()->endpoint->Authorize();
-  const HelloAckFrame ack{.target = self_, .last_region = last_region};
+  const HelloAckFrame ack{.target = self_, .session = session_, .last_region = last_region};
   return Send(EncodeMessage(FrameType::kHelloAck, 0, 0, Encode(ack)));
 }
 
@@ -180,8 +187,12 @@ std::vector<std::string> ScriptedPeer::Messages(FrameType type) const {
   std::vector<std::string> messages;
   if (party_->links.empty()) return messages;
   for (const std::string& message : party_->links.back()->messages) {
-    const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));
-    if (envelope.ok() && envelope->type == type) messages.push_back(message);
+    for (std::span<const std::byte> left = std::as_bytes(std::span(message)); !left.empty();) {
+      const std::span<const std::byte> frame = TakeFrame(left);
+      const auto envelope = DecodeEnvelope(frame);
+      if (!envelope.ok() || envelope->type != type) continue;
+      messages.emplace_back(reinterpret_cast<const char*>(frame.data()), frame.size());
+    }
   }
   return messages;
 }

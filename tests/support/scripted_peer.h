@@ -44,9 +44,9 @@ class ScriptedPeer {
   bool ProveAs(const Incarnation& claimed);
   bool Answer(uint32_t last_region = 0);
 
-  // Connects once more, proves itself and says hello for the same session, or, where `oldest_kept`
-  // is 0, for a new one; true: it was answered, or refused.
-  bool Hello(const Agent& agent, uint64_t oldest_kept);
+  // Connects once more, proves itself and says hello for the same session, if it `goes_on`, or else
+  // for a new one; true: it was answered, or refused.
+  bool Hello(const Agent& agent, bool goes_on);
   // The parts of Hello, for those that are to go another way. Dial only connects; NewHello is the
   // hello of the next session; Dialling begins a handshake over the last connection, with this
   // peer's own key whoever `hello` says that it is.
@@ -88,8 +88,9 @@ class ScriptedPeer {
   const SigningKey key_;
   const Incarnation self_;
   std::optional<Handshake> handshake_{};  // of ProveAs
-  uint64_t session_ = 6;
-  uint64_t sequence_ = 0;  // of the last numbered frame of the session
+  uint64_t session_ = 6;                  // what this peer calls it
+  uint64_t peer_session_ = 0;             // what the agent does
+  uint64_t sequence_ = 0;                 // of the last numbered frame of the session
 };
 
 }  // namespace kvxfer::testing

@@ -34,8 +34,7 @@ Engine::Engine(const AgentOptions& options)
     : runtime_(options),
       inbound_(&runtime_),
       gate_(&runtime_.loop, options.name),
-      peers_(&runtime_, &views_),
-      both_ways_(&peers_, &inbound_),
+      peers_(&runtime_, &inbound_, &views_),
       poller_(&runtime_, this),
       own_metadata_(&runtime_),
       peer_service_({.runtime = &runtime_,
@@ -49,9 +48,7 @@ Engine::Engine(const AgentOptions& options)
           {.runtime = &runtime_, .gate = &gate_, .views = &views_, .transfers = &transfers_}),
       kv_(&runtime_, &gate_),
       events_(&runtime_, &gate_),
-      quiet_({.runtime = &runtime_, .gate = &gate_, .views = &views_, .inbound = &inbound_}) {
-  runtime_.reverse_session = &both_ways_;
-}
+      quiet_({.runtime = &runtime_, .gate = &gate_, .views = &views_, .inbound = &inbound_}) {}
 
 Engine::~Engine() { Close(); }
 
@@ -170,6 +167,7 @@ void Engine::FinishRound(Time now, Leaving leaving) {
 void Engine::Post() { SendAll(Now(), false); }
 
 void Engine::SendAll(Time now, bool leaving) {
+  runtime_.answers_wait = answer_hold_.Holds(leaving, now);
   runtime_.now = now;
   peers_.Pump(now);
   if (runtime_.copied > 0) {
@@ -179,7 +177,7 @@ void Engine::SendAll(Time now, bool leaving) {
   peers_.Sweep();
   // Before inbound_.Pump, which sends the questions that Advance asks.
   memory_.Advance();
-  if (!ack_hold_.Holds(leaving, now)) inbound_.Pump();
+  if (!runtime_.answers_wait) inbound_.Pump();
 }
 
 void Engine::OnAccepted(size_t backend, std::unique_ptr<Endpoint> endpoint) {

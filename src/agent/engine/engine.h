@@ -14,10 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
-#include "src/agent/engine/ack_hold.h"
 #include "src/agent/engine/agent_factory.h"
+#include "src/agent/engine/answer_hold.h"
 #include "src/agent/engine/backend_poller.h"
-#include "src/agent/engine/both_ways.h"
 #include "src/agent/engine/call_gate.h"
 #include "src/agent/engine/event_service.h"
 #include "src/agent/engine/memory_service.h"
@@ -83,10 +82,9 @@ class Engine : public Driven, private Acceptor, public std::enable_shared_from_t
   CallGate gate_;
   PeerViews views_;
   PeerTable peers_;
-  BothWays both_ways_;
   BackendPoller poller_;
   OwnMetadata own_metadata_;
-  AckHold ack_hold_;
+  AnswerHold answer_hold_;
   std::string listen_address_;
 
   PeerService peer_service_;

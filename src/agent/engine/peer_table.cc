@@ -27,7 +27,7 @@ absl::Status PeerTable::Install(AgentMetadata metadata) {
     Update(*known, std::move(metadata));
     return absl::OkStatus();
   }
-  auto peer = std::make_unique<Peer>(runtime_, std::move(metadata));
+  auto peer = std::make_unique<Peer>(runtime_, sessions_, std::move(metadata));
   if (auto status = peer->CheckReachable(runtime_->options.require_backends); !status.ok()) {
     return status;
   }
@@ -101,16 +101,16 @@ bool PeerTable::CancelBrokenGroups() {
 }
 
 // The pass is repeated if it cancelled members of a group, or if a staging buffer was returned that
-// an earlier peer in the pass had wanted.
+// an earlier peer in the pass had wanted, or a session that it had waited for.
 void PeerTable::Pump(Time now) {
   do {
-    runtime_->own_buffer_wanted = runtime_->own_buffer_freed = false;
+    runtime_->own_buffer_wanted = runtime_->own_buffer_freed = runtime_->session_freed = false;
     if (runtime_->staging.open() && peers_.size() > 1) {
       PumpInTurns(now);
     } else {
       ForEach([now](Peer& peer) { peer.Pump(now); });
     }
-  } while (CancelBrokenGroups() || runtime_->own_buffer_freed);
+  } while (CancelBrokenGroups() || runtime_->own_buffer_freed || runtime_->session_freed);
 }
 
 // Peers compete for staging buffers and the first in order gets them, so each pass starts at
@@ -145,21 +145,6 @@ void PeerTable::Sweep() {
       heir->Inherit(*peer);
     }
     return true;
-  });
-}
-
-absl::Status PeerTable::OnPiggybacked(const Incarnation& peer, uint64_t session,
-                                      std::span<const std::byte> message) {
-  Peer* addressee = nullptr;
-  ForEach([&](Peer& one) {
-    if (addressee == nullptr && one.Knows(peer, session)) addressee = &one;
-  });
-  return addressee == nullptr ? absl::OkStatus() : addressee->OnPiggybacked(message);
-}
-
-void PeerTable::PiggybackLinkLost(const Incarnation& peer) {
-  ForEach([&](Peer& one) {
-    if (one.metadata().incarnation == peer) one.PiggybackLinkLost();
   });
 }
 

@@ -10,7 +10,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "absl/status/status.h"
 #include "src/agent/engine/peer_views.h"
 #include "src/agent/engine/runtime.h"
+#include "src/agent/session/inbound.h"
 #include "src/agent/session/peer.h"
 #include "src/core/protocol/metadata.h"
 
@@ -26,8 +26,9 @@ namespace kvxfer {
 
 class PeerTable {
  public:
-  // Both outlive the table. `views`: gets a view of each peer.
-  PeerTable(Runtime* runtime, PeerViews* views) : runtime_(runtime), views_(views) {}
+  // All outlive the table. `sessions` has the session with each peer; `views` gets a view of it.
+  PeerTable(Runtime* runtime, InboundHub* sessions, PeerViews* views)
+      : runtime_(runtime), sessions_(sessions), views_(views) {}
 
   // Adds a peer, or takes newer metadata of one. If the name belonged to another incarnation, that
   // one is replaced. FailedPrecondition, Unavailable: see Peer::CheckReachable.
@@ -47,11 +48,6 @@ class PeerTable {
   // Forgets the peers whose connections have closed.
   void Sweep();
 
-  // See ReverseSession.
-  absl::Status OnPiggybacked(const Incarnation& peer, uint64_t session,
-                             std::span<const std::byte> message);
-  void PiggybackLinkLost(const Incarnation& peer);
-
   // Ends every transfer as cancelled, and closes every connection `within` from now. Pump goes on
   // until Finished.
   void Close(const absl::Status& why, Duration within);
@@ -67,6 +63,7 @@ class PeerTable {
   bool CancelBrokenGroups();
 
   Runtime* const runtime_;
+  InboundHub* const sessions_;
   PeerViews* const views_;
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
   std::string pumped_first_{};

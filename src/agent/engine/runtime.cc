@@ -1,6 +1,5 @@
 #include "src/agent/engine/runtime.h"
 
-#include <span>
 #include <string>
 #include <utility>
 
@@ -9,17 +8,6 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
-
-void SendKept(ReliableChannel& channel, Endpoint& endpoint) {
-  while (const std::string* message = channel.NextToSend()) {
-    if (!endpoint.Send(std::as_bytes(std::span(*message)))) return;
-    channel.MessageSent();
-  }
-  if (!channel.ack_pressing()) return;
-  const std::string ack = channel.AckMessage();
-  // If it does not fit it is dropped: the next message acknowledges too.
-  endpoint.Send(std::as_bytes(std::span(ack)));
-}
 
 Handshake::Side Runtime::NewSide(size_t backend) const {
   Handshake::Side side{

@@ -28,7 +28,6 @@
 #include "src/core/base/signing_key.h"
 #include "src/core/plan/id_pool.h"
 #include "src/core/protocol/handshake.h"
-#include "src/core/protocol/reliable_channel.h"
 
 namespace kvxfer {
 
@@ -39,41 +38,6 @@ class EndpointUser {
   virtual ~EndpointUser() = default;
   virtual void OnEvent(Event& event) = 0;
 };
-
-// When two agents write to each other there are two sessions, one each way. Messages of one session
-// can be piggybacked on messages of the other, in either direction: one send instead of two.
-class ReverseSession {
- public:
-  virtual ~ReverseSession() = default;
-
-  // What this agent has to send as the target of a session.
-  struct Piggyback {
-    ReliableChannel* channel = nullptr;  // null: nothing
-    uint64_t session = 0;
-    // A connection of that session on which this agent's messages as an initiator may be
-    // piggybacked, and when something was last received over it. Null: there is none.
-    Endpoint* endpoint = nullptr;
-    Time heard{};
-    bool* carried = nullptr;  // of that connection: set once something was piggybacked on it
-  };
-  virtual Piggyback PiggybackTo(const Incarnation& initiator) = 0;
-  // `initiator` has a connection to this agent, for its session.
-  virtual bool IsConnected(const Incarnation& initiator) const = 0;
-  // A connection is lost over which messages of the session from `peer`, or to `peer`, were
-  // piggybacked.
-  virtual void PiggybackLinkFromLost(const Incarnation& peer) = 0;
-  virtual void PiggybackLinkToLost(const Incarnation& peer) = 0;
-  // Handles a piggybacked message of `session`: `peer` sent it as the session's initiator, or as
-  // its target, over a connection of the other session. An error: the peer broke the protocol.
-  // Messages of a session that has ended are ignored.
-  virtual absl::Status OnPiggybackedFrom(const Incarnation& peer, uint64_t session,
-                                         std::span<const std::byte> message) = 0;
-  virtual absl::Status OnPiggybackedTo(const Incarnation& peer, uint64_t session,
-                                       std::span<const std::byte> message) = 0;
-};
-
-// Sends what `channel` has to send, as far as `endpoint` accepts it.
-void SendKept(ReliableChannel& channel, Endpoint& endpoint);
 
 struct Runtime {
   explicit Runtime(const AgentOptions& agent_options)
@@ -100,8 +64,7 @@ struct Runtime {
     return backends[backend]->capabilities().arrival == Arrival::kCopied;
   }
 
-  ReverseSession* reverse_session = nullptr;  // set by the engine
-  Time now{};                                 // when the current round, or posting, began
+  Time now{};  // when the current round, or posting, began
   const AgentOptions options;
   std::optional<SigningKey> key;  // set by the engine
   Incarnation incarnation;        // of the key
@@ -125,6 +88,11 @@ struct Runtime {
   // was returned.
   bool own_buffer_wanted = false;
   bool own_buffer_freed = false;
+  // An answer of the application is expected: what only answers the peer waits for it, until the
+  // next round or post, which the background thread begins if nobody else does.
+  bool answers_wait = false;
+  // A Peer that waited for another one of its incarnation to be closed may connect now.
+  bool session_freed = false;
   // Groups of which a member has failed. Their other members must be cancelled.
   std::vector<TransferPtr> broken_groups;
   // Endpoints that are finished, with their keys and users. They are destroyed after the round.

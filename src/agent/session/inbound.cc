@@ -25,7 +25,10 @@ constexpr size_t kMaxUndrainedShares = 64;
 void InboundLink::OnEvent(Event& event) {
   switch (event.kind) {
     case EventKind::kMessage:
-      return user->OnMessage(*this, event.message);
+      for (std::span<const std::byte> left = event.message; !left.empty();) {
+        user->OnMessage(*this, TakeFrame(left));
+      }
+      return;
     case EventKind::kImmediate:
       if (session != nullptr) session->OnImmediate(event.immediate);
       return;
@@ -53,8 +56,8 @@ void InboundLink::Close(const absl::Status& why) {
 
 void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
   InboundUser* const user = this;
-  auto link = std::make_unique<InboundLink>(user, ++last_link_, &arrival_capacities_[backend],
-                                            std::move(endpoint));
+  auto link = std::make_unique<InboundLink>(user, ++last_link_, backend,
+                                            &arrival_capacities_[backend], std::move(endpoint));
   link->heard = Now();
   link->handshake = std::make_unique<Handshake>(Handshake::Accepting(runtime_->NewSide(backend)));
   // Each holds a descriptor, a hello and a key, at most Handshake::kMaxMessageBytes each.
@@ -109,13 +112,11 @@ void InboundHub::OnProved(InboundLink& link) {
   link.heard = Now();
   InboundSession* session = Attach(link, handshake->hello());
   if (session == nullptr) return;
-  const bool first = session->links.empty();
   link.session = session;
   session->Join(link);
-  session->unlinked = Time{};
-  if (first) session->channel.Rewind();
+  session->shared->OnLinkUp(link);
   if (auto status = session->channel.OnAck(handshake->hello_ack()); !status.ok()) {
-    return session->Fail(status);
+    return session->shared->Fail(status);
   }
   link.endpoint->Authorize();
   session->transfers.AddLink(link.number);
@@ -125,30 +126,60 @@ void InboundHub::OnProved(InboundLink& link) {
   runtime_->presence.LinkUp(session->name, session->initiator);
 }
 
+SharedSession& InboundHub::SessionWith(const Incarnation& peer, const std::string& name) {
+  std::unique_ptr<SharedSession>& shared = shared_[peer];
+  if (shared == nullptr) {
+    SharedSession::User* const user = this;
+    shared = std::make_unique<SharedSession>(
+        user, Session::Party{.name = runtime_->options.name, .incarnation = runtime_->incarnation},
+        Session::Party{.name = name, .incarnation = peer});
+  }
+  return *shared;
+}
+
+void InboundHub::Release(const Incarnation& peer) {
+  const auto it = shared_.find(peer);
+  if (it == shared_.end() || it->second->in_use()) return;
+  if (it->second->session().state() == Session::State::kNew) shared_.erase(it);
+}
+
 // The session that `hello` continues or begins; null after a refusal.
 InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
-  std::string_view forgotten = "the session is no longer known";
-  const auto it = sessions_.find(hello.initiator);
-  if (it != sessions_.end()) {
-    InboundSession& session = *it->second;
-    const bool continues = !session.over() && session.id == hello.session &&
-                           hello.oldest_kept <= session.channel.received() + 1;
-    if (continues && session.Fits(link)) return &session;
-    if (continues && !session.links.empty()) {
-      Refuse(link, RefuseReason::kClosing,
-             "the slots of its session have no room here over this backend as well");
-      return nullptr;
-    }
-    if (!session.links.empty()) {
-      for (InboundLink* old : session.links) {
-        old->Close(absl::AbortedError("the initiator began a new session"));
-      }
-      Refuse(link, RefuseReason::kClosing, "the session before is being closed; try again");
-      return nullptr;
-    }
-    if (continues) forgotten = "others have taken the room for the slots of the session";
-    Sweep(hello.initiator);
+  SharedSession& shared = SessionWith(hello.initiator, hello.name);
+  released_.push_back(hello.initiator);
+  Session::Meaning meaning = shared.session().OnHello(hello);
+  if (meaning == Session::Meaning::kPeerEnded) {
+    shared.End(absl::UnavailableError(absl::StrCat("peer ", hello.name, " began a new session")),
+               SharedSession::Ends::kPreceding);
+    meaning = shared.session().OnHello(hello);
   }
+  const auto known = sessions_.find(hello.initiator);
+  InboundSession* const session = known == sessions_.end() ? nullptr : known->second.get();
+  if (meaning == Session::Meaning::kEnding || (session != nullptr && session->over())) {
+    Refuse(link, RefuseReason::kClosing, "the session before is being closed; try again");
+    return nullptr;
+  }
+  if (meaning == Session::Meaning::kForgotten) {
+    Refuse(link, RefuseReason::kSession, "the session is no longer known; start a new one");
+    return nullptr;
+  }
+  if (session == nullptr) return Begin(link, hello, shared);
+  if (session->Fits(link)) return session;
+  if (!session->links.empty()) {
+    Refuse(link, RefuseReason::kClosing,
+           "the slots of its session have no room here over this backend as well");
+    return nullptr;
+  }
+  const absl::Status why =
+      absl::UnavailableError("others have taken the room for the slots of the session");
+  shared.End(why, SharedSession::Ends::kPreceding);
+  Refuse(link, RefuseReason::kSession, absl::StrCat(why.message(), "; start a new one"));
+  return nullptr;
+}
+
+// The initiator's first connection in its session.
+InboundSession* InboundHub::Begin(InboundLink& link, const HelloFrame& hello,
+                                  SharedSession& shared) {
   if (stages_.CopiesForGone(hello.initiator)) {
     Refuse(link, RefuseReason::kClosing, "a copy for the session before is not over; try again");
     return nullptr;
@@ -158,14 +189,11 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
     Refuse(link, RefuseReason::kClosing, "the application here does not take its notifications");
     return nullptr;
   }
-  if (hello.oldest_kept != 0) {
-    Refuse(link, RefuseReason::kSession, absl::StrCat(ToAbsl(forgotten), "; start a new one"));
-    return nullptr;
-  }
-  auto session = std::make_unique<InboundSession>(runtime_, &stages_, &slots_, ++last_session_id_);
-  session->id = hello.session;
-  session->initiator = hello.initiator;
+  InboundSession::User* const user = this;
+  auto session = std::make_unique<InboundSession>(runtime_, user, &shared, &stages_, &slots_,
+                                                  ++last_session_id_);
   session->name = hello.name;
+  shared.SetTarget(session.get());
   InboundSession* added = session.get();
   sessions_.emplace(hello.initiator, std::move(session));
   added->TellCredit();
@@ -175,10 +203,10 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
 void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
   HelloAckFrame ack{.version = version,
                     .target = runtime_->incarnation,
+                    .session = link.session->shared->session().number(),
                     .last_region = runtime_->memory.last_region()};
   link.unlisted = {.first = 1, .last = ack.last_region};
-  const std::string message =
-      EncodeMessage(FrameType::kHelloAck, 0, link.session->channel.received(), ack);
+  const std::string message = link.session->shared->session().Message(FrameType::kHelloAck, ack);
   if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
     return link.Close(absl::InternalError("no room for the answer to a hello"));
   }
@@ -188,55 +216,86 @@ void InboundHub::SendHelloAck(InboundLink& link, uint16_t version) {
 void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
   InboundSession* session = link.session;
   std::erase(unproved_, &link);
-  if (session != nullptr) {
-    Leave(*session, link);
-    session->Act(session->transfers.OnLinkDown(link.number));
-    // What it had taken may be lost, whatever other connections there are.
-    session->channel.Rewind();
-    if (link.carried) runtime_->reverse_session->PiggybackLinkToLost(session->initiator);
-    runtime_->presence.LinkDown(session->name, session->initiator, why);
-    if (session->links.empty()) OnUnlinked(*session);
-  }
   runtime_->users.erase(link.endpoint.get());
   auto it = links_.find(&link);
   runtime_->finished.push_back(std::move(it->second));
   links_.erase(it);
+  if (session == nullptr) return;
+  Leave(*session, link);
+  session->Act(session->transfers.OnLinkDown(link.number));
+  runtime_->presence.LinkDown(session->name, session->initiator, why);
+  // Nothing of it can land any more, and it answers nothing.
+  if (session->over() && session->links.empty()) EndQuestions(*session);
+  session->shared->OnLinkDown(link, why, Now());
 }
 
-// The last connection of `session`, which may be gone after this, is down.
-void InboundHub::OnUnlinked(InboundSession& session) {
-  session.unlinked = Now();
-  const SlotTable::SessionId session_id = session.local_id;
-  const bool asked = questions_.AnyWaitsFor(session_id);
-  const bool removed = session.state == InboundSession::State::kRemoved;
-  if (asked || removed) {
-    // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
-    Sweep(session.initiator);
-    questions_.OnGone(session_id, gone_copies_ ? std::optional(kGone) : std::nullopt);
-    return;
+// It may be gone after this.
+void InboundHub::OnUnlinked(SharedSession& shared, const absl::Status& why) {
+  const auto it = sessions_.find(shared.peer());
+  // As in StartQuiesce: what its initiator has queued must not come in the name of this session.
+  if (it != sessions_.end() &&
+      (it->second->over() || questions_.AnyWaitsFor(it->second->local_id))) {
+    return shared.End(why, SharedSession::Ends::kPreceding);
   }
   SweepBeyondBound();
 }
 
-void InboundHub::SweepBeyondBound() {
-  const InboundSession* oldest = nullptr;
-  size_t unlinked = 0;
-  for (const auto& [initiator, session] : sessions_) {
-    if (!session->links.empty()) continue;
-    ++unlinked;
-    if (oldest == nullptr || session->unlinked < oldest->unlinked) oldest = session.get();
+// Nothing of the session can arrive any more (it has no connection): keeps nothing of it. Its
+// initiator may know transfers as done whose notifications waited for their turn: that is now, but
+// for an initiator that broke the protocol, as one does that sends more than it has credit for.
+void InboundHub::OnOver(SharedSession& shared) {
+  released_.push_back(shared.peer());
+  const auto it = sessions_.find(shared.peer());
+  if (it == sessions_.end()) return;
+  const std::unique_ptr<InboundSession> session = std::move(it->second);
+  sessions_.erase(it);
+  shared.SetTarget(nullptr);
+  if (session->state != InboundSession::State::kBroken) {
+    session->Deliver(session->transfers.GiveOut());
   }
-  if (unlinked > kMaxUnlinked) Sweep(oldest->initiator);
+  runtime_->leases.Sweep(session->reader(), Now());
+  slots_.Release(session->local_id);
+  stages_.Sweep(session->local_id);
+  gone_copies_ = stages_.CopiesForGone();
+  EndQuestions(*session);
+  runtime_->presence.Forget(session->name, session->initiator);
+  GrantWaiting();
+}
+
+void InboundHub::EndQuestions(const InboundSession& session) {
+  if (!questions_.AnyWaitsFor(session.local_id)) return;
+  questions_.OnGone(session.local_id, gone_copies_ ? std::optional(kGone) : std::nullopt);
+}
+
+// Of sessions with peers that were not added.
+void InboundHub::SweepBeyondBound() {
+  SharedSession* oldest = nullptr;
+  size_t unlinked = 0;
+  for (const auto& [peer, shared] : shared_) {
+    if (shared->has_initiator() || shared->session().state() != Session::State::kUnlinked) continue;
+    ++unlinked;
+    if (oldest == nullptr || shared->session().unlinked() < oldest->session().unlinked()) {
+      oldest = shared.get();
+    }
+  }
+  if (unlinked > kMaxUnlinked) {
+    oldest->End(absl::ResourceExhaustedError("too many sessions have no connection"),
+                SharedSession::Ends::kPreceding);
+  }
 }
 
 // Of staging buffers that others wait for. Who has no connection cannot be asked to give them back.
 void InboundHub::SweepHolders() {
   while (stages_.short_of_buffers()) {
     const auto holder = std::ranges::find_if(sessions_, [this](const auto& entry) {
-      return entry.second->links.empty() && stages_.HoldsAny(entry.second->local_id);
+      const InboundSession& session = *entry.second;
+      return session.shared->session().state() == Session::State::kUnlinked &&
+             stages_.HoldsAny(session.local_id);
     });
     if (holder == sessions_.end()) return;
-    Sweep(holder->first);
+    holder->second->shared->End(
+        absl::UnavailableError("others wait for the staging buffers that it was lent"),
+        SharedSession::Ends::kPreceding);
   }
 }
 
@@ -253,11 +312,15 @@ void InboundHub::OnTimer(Time now) {
       link->Close(absl::UnavailableError("the initiator is silent"));
     }
   }
-  std::vector<Incarnation> old;
-  for (const auto& [initiator, session] : sessions_) {
-    if (session->links.empty() && now - session->unlinked >= kSweepAfter) old.push_back(initiator);
+  for (const auto& [peer, shared] : shared_) {
+    const Session& session = shared->session();
+    if (session.state() != Session::State::kUnlinked || now - session.unlinked() < kSweepAfter) {
+      continue;
+    }
+    shared->End(absl::UnavailableError(
+                    absl::StrCat("peer ", session.peer().name, " did not connect again")),
+                SharedSession::Ends::kPreceding);
   }
-  for (const Incarnation& initiator : old) Sweep(initiator);
 }
 
 Time InboundHub::NextTimer() const {
@@ -267,24 +330,12 @@ Time InboundHub::NextTimer() const {
     if (link->closing) continue;
     next = std::min(next, link->heard + (link->session == nullptr ? hello_within : kSilence));
   }
-  for (const auto& [initiator, session] : sessions_) {
-    if (session->links.empty()) next = std::min(next, session->unlinked + kSweepAfter);
+  for (const auto& [peer, shared] : shared_) {
+    const Session& session = shared->session();
+    if (session.state() != Session::State::kUnlinked) continue;
+    next = std::min(next, session.unlinked() + kSweepAfter);
   }
   return next;
-}
-
-// Nothing of the session can arrive any more (it has no connection): keeps nothing of it. Its
-// initiator may know transfers as done whose notifications waited for their turn: that is now.
-void InboundHub::Sweep(Incarnation initiator) {
-  const auto it = sessions_.find(initiator);
-  it->second->Deliver(it->second->transfers.GiveOut());
-  runtime_->leases.Sweep(it->second->reader(), Now());
-  slots_.Release(it->second->local_id);
-  stages_.Sweep(it->second->local_id);
-  gone_copies_ = stages_.CopiesForGone();
-  runtime_->presence.Forget(it->second->name, initiator);
-  sessions_.erase(it);
-  GrantWaiting();
 }
 
 void InboundHub::Close(const absl::Status& why) {
@@ -293,15 +344,16 @@ void InboundHub::Close(const absl::Status& why) {
 
 bool InboundHub::Remove(std::string_view peer, const absl::Status& why) {
   bool any = false;
-  std::vector<Incarnation> unlinked;
+  std::vector<SharedSession*> ending;
   for (auto& [initiator, session] : sessions_) {
     if (session->name != peer) continue;
     any = true;
     session->state = InboundSession::State::kRemoved;
     for (InboundLink* link : session->links) link->Close(why);
-    if (session->links.empty()) unlinked.push_back(initiator);
+    if (session->links.empty()) EndQuestions(*session);
+    if (!session->shared->has_initiator()) ending.push_back(session->shared);
   }
-  for (const Incarnation& initiator : unlinked) Sweep(initiator);
+  for (SharedSession* const shared : ending) shared->End(why, SharedSession::Ends::kAll);
   return any;
 }
 
@@ -324,19 +376,24 @@ QuestionBook::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) 
   std::set<SlotTable::SessionId> waiting;
   QuiesceFrame frame{.id = question.token, .all_regions = scope.regions.empty(), .revoke = revoke};
   for (RegionId region : scope.regions) frame.regions.push_back(static_cast<uint32_t>(region));
-  std::vector<Incarnation> gone;
+  std::vector<SharedSession*> gone;
   for (auto& [initiator, session] : sessions_) {
     if (!scope.peer.empty() && session->name != scope.peer) continue;
-    if (session->links.empty()) {
+    // Nothing of it can land any more.
+    if (session->over() && session->links.empty()) continue;
+    if (session->shared->session().state() == Session::State::kUnlinked) {
       // Without a connection nothing lands; and what its initiator still has queued must not come
       // later in the name of this session.
-      gone.push_back(initiator);
+      gone.push_back(session->shared);
       continue;
     }
     waiting.insert(session->local_id);
-    session->channel.Push(FrameType::kQuiesce, frame);
+    if (!session->over()) session->channel.Push(FrameType::kQuiesce, frame);
   }
-  for (const Incarnation& initiator : gone) Sweep(initiator);
+  for (SharedSession* const shared : gone) {
+    shared->End(absl::UnavailableError("the peer is not connected, and memory has to be quiet"),
+                SharedSession::Ends::kPreceding);
+  }
   if (gone_copies_) waiting.insert(kGone);
   questions_.Ask(question, std::move(waiting));
   return question;

@@ -1,5 +1,5 @@
-// The target's side: connections that peers made to this agent, a session for each initiator's
-// incarnation, what they bring, and the questions asked back (quiesce).
+// The sessions with peers, the connections that peers made to this agent, what they bring, and the
+// questions asked back (quiesce).
 //
 // Thread-safety: none; owned by the engine.
 
@@ -20,6 +20,7 @@
 #include "kvxfer/agent.h"
 #include "src/agent/engine/runtime.h"
 #include "src/agent/session/question_book.h"
+#include "src/agent/session/shared_session.h"
 #include "src/agent/staging/staging_target.h"
 #include "src/core/protocol/arrival_capacity.h"
 #include "src/core/protocol/handshake.h"
@@ -42,42 +43,60 @@ class InboundUser {
 };
 
 // One connection that a peer made.
-class InboundLink : public EndpointUser {
+class InboundLink : public SessionLink {
  public:
-  InboundLink(InboundUser* link_user, uint64_t link_number, ArrivalCapacity* link_capacity,
-              std::unique_ptr<Endpoint> link_endpoint)
-      : user(link_user),
+  InboundLink(InboundUser* link_user, uint64_t link_number, size_t backend_index,
+              ArrivalCapacity* link_capacity, std::unique_ptr<Endpoint> link_endpoint)
+      : SessionLink(backend_index, false, std::move(link_endpoint)),
+        user(link_user),
         number(link_number),
-        space(link_capacity),
-        endpoint(std::move(link_endpoint)) {}
+        space(link_capacity) {}
+  bool open() const override { return !closing; }
   void OnEvent(Event& event) override;
   // kDown follows.
   void Close(const absl::Status& why);
 
   InboundUser* const user;
-  const uint64_t number;         // of those to this agent, from 1
-  ArrivalCapacity* const space;  // of its backend
-  std::unique_ptr<Endpoint> endpoint;
+  const uint64_t number;                 // of those to this agent, from 1
+  ArrivalCapacity* const space;          // of its backend
   std::unique_ptr<Handshake> handshake;  // until the initiator has proved who it is
   InboundSession* session = nullptr;     // from then on
   Time heard{};                          // of one without a session: when it was accepted
   bool closing = false;
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
   RegionRun unlisted{.first = 1, .last = 0};
-  bool carried = false;  // told the initiator what belongs to the session the other way
 };
 
-// What one incarnation of an initiator has going here. Outlives its connections for kSweepAfter.
-struct InboundSession {
-  InboundSession(Runtime* agent_runtime, StagingTarget* agent_stages, SlotTable* slots,
-                 SlotTable::SessionId session_id)
+// The half of a session whose target this agent is: what one incarnation of an initiator has going
+// here. It begins with the first connection that the initiator makes.
+struct InboundSession final : SessionHalf {
+  // Receives what concerns other sessions as well.
+  class User {
+   public:
+    virtual ~User() = default;
+    virtual void GrantSlots(InboundSession& session) = 0;
+    virtual void OnQuiet(const InboundSession& session, uint64_t question) = 0;
+  };
+
+  // `shared_session` outlives it, as do the others.
+  InboundSession(Runtime* agent_runtime, User* session_user, SharedSession* shared_session,
+                 StagingTarget* agent_stages, SlotTable* slots, SlotTable::SessionId session_id)
       : local_id(session_id),
+        shared(shared_session),
+        initiator(shared_session->peer()),
+        channel(shared_session->session().channel()),
         transfers(slots, session_id,
                   {.notifications = agent_runtime->options.max_notifications,
                    .notification_bytes = agent_runtime->options.max_notification_bytes,
                    .transfers = kMaxSessionTransfers}),
         runtime_(agent_runtime),
+        user_(session_user),
         stages_(agent_stages) {}
+
+  // --- SessionHalf ---
+  absl::Status OnFrame(const ReliableChannel::Incoming& frame) override;
+  void OnFramesTaken() override { Act(absl::OkStatus()); }
+  void OnSessionEnd(const absl::Status& why, Ends which) override;
 
   // --- connections ---
   // Whether there is room for what the session was granted to come in by `link`.
@@ -91,8 +110,6 @@ struct InboundSession {
   void SendPages(InboundLink& link);
 
   // --- what it brings ---
-  // ResourceExhausted: the initiator makes this side keep more than it may.
-  absl::Status CheckBounds() const;
   // Carries out what an event led to; `status`: what `transfers` returned for it.
   void Act(absl::Status status);
   void Deliver(ArrivalTracker::Deliveries all);
@@ -101,8 +118,6 @@ struct InboundSession {
   void TellCredit();
   // Sends what is due.
   void Pump();
-  // The initiator broke the protocol.
-  void Fail(const absl::Status& why);
 
   // Of the backends that it is connected over, each once.
   absl::InlinedVector<ArrivalCapacity*, 1> ArrivalCapacities() const;
@@ -111,20 +126,20 @@ struct InboundSession {
   // Under leases: the same in every session of its incarnation, which has one at a time.
   KvLeases::Reader reader() const;
 
-  const SlotTable::SessionId local_id;  // of this agent; `id` is of the initiator
-  uint64_t id = 0;
-  Incarnation initiator{};
+  const SlotTable::SessionId local_id;  // of this agent
+  SharedSession* const shared;
+  const Incarnation initiator;
   std::string name{};
   std::vector<InboundLink*> links{};
-  ReliableChannel channel;
+  ReliableChannel& channel;  // of shared
   TargetSession transfers;
   uint32_t ranges = 0;  // of slots granted
   std::shared_ptr<CreditAccount> account = std::make_shared<CreditAccount>();
   bool wants_slots = false;  // asked when there were none
-  Time unlinked{};           // since when it has no connection
-  // kFailed: the peer broke the protocol. kRemoved: the application removed the peer. Either way
-  // nothing of it is handled any more, and its connections are closing.
-  enum class State : uint8_t { kOpen, kFailed, kRemoved };
+  // kEnded: the session is over. kBroken: the same, for the initiator broke the protocol.
+  // kRemoved: the application removed the peer. In each of them nothing of it is handled any more,
+  // and its connections are closing.
+  enum class State : uint8_t { kOpen, kEnded, kBroken, kRemoved };
   State state = State::kOpen;
   bool over() const { return state != State::kOpen; }
 
@@ -132,18 +147,26 @@ struct InboundSession {
   void DeliverPart(const ArrivalTracker::Delivered& sent);
   void StartFence(const TargetSession::Fence& fence);
   void TellFencedRails();
-  void Flush();
+  absl::Status TakeFrame(const ReliableChannel::Incoming& frame);
+  // The initiator broke the protocol.
+  void Fail(const absl::Status& why);
 
   Runtime* const runtime_;
+  User* const user_;
   StagingTarget* const stages_;
 };
 
-class InboundHub : private InboundUser {
+class InboundHub : private InboundUser, private InboundSession::User, private SharedSession::User {
  public:
   explicit InboundHub(Runtime* runtime)
       : runtime_(runtime),
         stages_(&runtime->staging, &runtime->memory),
         questions_(&runtime->loop) {}
+
+  // The session with an incarnation, which stays until Release.
+  SharedSession& SessionWith(const Incarnation& peer, const std::string& name);
+  // Forgets the session, unless something is left of it.
+  void Release(const Incarnation& peer);
 
   // The backends are there: what each can take in bounds what is granted to peers that come by it.
   void OpenArrivalCapacities();
@@ -151,18 +174,13 @@ class InboundHub : private InboundUser {
   void Accept(size_t backend, std::unique_ptr<Endpoint> endpoint);
   // Sends what is due: acknowledgements, credit, frames.
   void Pump();
-  // See ReverseSession.
-  ReverseSession::Piggyback PiggybackTo(const Incarnation& initiator);
-  bool IsConnected(const Incarnation& initiator) const;
-  void PiggybackLinkLost(const Incarnation& initiator);
-  absl::Status OnPiggybacked(const Incarnation& initiator, uint64_t id,
-                             std::span<const std::byte> message);
   void OnTimer(Time now);
   Time NextTimer() const;
   void Close(const absl::Status& why);
-  // Ends the sessions of every incarnation of `peer`. Its transfers that are in progress fail; what
-  // it starts later comes in a new session. Nothing of a session is kept once its connections are
-  // down. False: there is no session.
+  // Ends what every incarnation of `peer` has going here. Its transfers that are in progress fail;
+  // what it starts later comes in a new session. Nothing of it is kept once its connections are
+  // down. The session itself ends here, or, where the agent has transfers to the peer, with these.
+  // False: there is nothing.
   bool Remove(std::string_view peer, const absl::Status& why);
   bool Finished() const { return links_.empty(); }
 
@@ -187,19 +205,19 @@ class InboundHub : private InboundUser {
   void OnProved(InboundLink& link);
   void Refuse(InboundLink& link, RefuseReason reason, const std::string& text);
   InboundSession* Attach(InboundLink& link, const HelloFrame& hello);
+  InboundSession* Begin(InboundLink& link, const HelloFrame& hello, SharedSession& shared);
   void SendHelloAck(InboundLink& link, uint16_t version);
-  void OnPiggyback(InboundLink& link, std::span<const std::byte> body);
-  void OnNumberedMessage(InboundSession& session, const Envelope& envelope);
-  absl::Status OnNumbered(InboundSession& session, const ReliableChannel::Incoming& frame);
   void OnDown(InboundLink& link, const absl::Status& why) override;
-  void OnUnlinked(InboundSession& session);
+  void OnUnlinked(SharedSession& shared, const absl::Status& why) override;
+  void OnOver(SharedSession& shared) override;
+  void OnQuiet(const InboundSession& session, uint64_t question) override;
   void AnswerLate();
   void Leave(InboundSession& session, InboundLink& link);
-  void GrantSlots(InboundSession& session);
+  void GrantSlots(InboundSession& session) override;
   void GrantWaiting();
   void CloseLink(InboundLink& link, const absl::Status& why);
   Duration HelloWithin() const;
-  void Sweep(Incarnation initiator);
+  void EndQuestions(const InboundSession& session);
   void SweepBeyondBound();
   void SweepHolders();
   QuestionBook::Question& Ask(const QuiesceScope& scope, bool revoke);
@@ -212,8 +230,11 @@ class InboundHub : private InboundUser {
   SlotTable slots_;
   std::vector<ArrivalCapacity> arrival_capacities_{};  // by backend
   SlotTable::SessionId last_session_id_ = 0;
+  std::map<Incarnation, std::unique_ptr<SharedSession>> shared_;
+  // Of them, those with a half whose target this agent is: these halves.
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
-  Incarnation pumped_first_{};  // the session that Pump began with
+  std::vector<Incarnation> released_;  // that Pump is to look at
+  Incarnation pumped_first_{};         // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
   uint64_t last_link_ = 0;
   std::vector<InboundLink*> unproved_;  // of them, in the order of Accept; none that is closing

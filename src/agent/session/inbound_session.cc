@@ -27,137 +27,81 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
     return CloseLink(link, absl::InvalidArgumentError("a second hello, key or proof"));
   }
   InboundSession& session = *link.session;
-  if (session.over()) return;
-  absl::Status status = session.channel.OnAck(envelope->ack);
-  if (status.ok() && envelope->type == FrameType::kPing) {
+  SharedSession& shared = *session.shared;
+  absl::Status status = shared.session().channel().OnAck(envelope->ack);
+  if (!status.ok()) return shared.Fail(status);
+  if (envelope->type == FrameType::kPing) {
     auto ping = Decode<PingFrame>(envelope->body);
-    if (!ping.ok()) return session.Fail(ping.status());
-    const std::string pong = EncodeMessage(FrameType::kPong, 0, session.channel.received(), *ping);
+    if (!ping.ok()) return shared.Fail(ping.status());
+    const std::string pong = shared.session().Message(FrameType::kPong, *ping);
     // Lost for want of room: the next ping is answered.
     link.endpoint->Send(std::as_bytes(std::span(pong)));
     return;
   }
-  if (!status.ok()) return session.Fail(status);
-  if (envelope->type == FrameType::kPiggyback) return OnPiggyback(link, envelope->body);
   if (envelope->type == FrameType::kFenceRail) return session.OnFenceRail(link, envelope->body);
-  if (envelope->sequence != 0) OnNumberedMessage(session, *envelope);
+  if (envelope->sequence == 0) return;
+  status = shared.OnNumbered(*envelope);
+  if (!status.ok()) shared.Fail(status);
 }
 
-void InboundHub::OnNumberedMessage(InboundSession& session, const Envelope& envelope) {
-  session.Act(session.channel.OnFrame(envelope, [&](const auto& frame) {
-    const absl::Status good = OnNumbered(session, frame);
-    return good.ok() ? session.CheckBounds() : good;
-  }));
+void InboundHub::OnQuiet(const InboundSession& session, uint64_t question) {
+  questions_.OnAnswer(question, session.local_id);
 }
 
-// First what the peer acknowledges, then what it begins: an answer is told after the transfer that
-// it answers has ended.
-void InboundHub::OnPiggyback(InboundLink& link, std::span<const std::byte> body) {
-  InboundSession& session = *link.session;
-  const auto both = DecodePiggyback(body);
-  if (!both.ok()) return session.Fail(both.status());
-  const auto own = DecodeNumbered(both->own);
-  if (!own.ok()) return session.Fail(own.status());
-  absl::Status status =
-      runtime_->reverse_session->OnPiggybackedTo(session.initiator, both->session, both->carried);
-  if (status.ok()) status = session.channel.OnAck(own->ack);
-  if (!status.ok()) return session.Fail(status);
-  OnNumberedMessage(session, *own);
+absl::Status InboundSession::OnFrame(const ReliableChannel::Incoming& frame) {
+  if (over()) return absl::OkStatus();
+  absl::Status status = TakeFrame(frame);
+  if (status.ok()) status = transfers.CheckLimits();
+  if (!status.ok()) state = State::kBroken;
+  return status;
 }
 
-absl::Status InboundHub::OnPiggybacked(const Incarnation& initiator, uint64_t id,
-                                       std::span<const std::byte> message) {
-  const auto it = sessions_.find(initiator);
-  // Without a connection of its own a session rests: this comes again with the next one.
-  if (it == sessions_.end() || it->second->id != id || it->second->links.empty()) {
-    return absl::OkStatus();
-  }
-  InboundSession& session = *it->second;
-  if (session.over()) return absl::OkStatus();
-  auto envelope = DecodeNumbered(message);
-  absl::Status status = envelope.status();
-  if (status.ok()) status = session.channel.OnAck(envelope->ack);
-  if (!status.ok()) {
-    session.Fail(status);
-    return status;
-  }
-  OnNumberedMessage(session, *envelope);
-  return absl::OkStatus();
-}
-
-ReverseSession::Piggyback InboundHub::PiggybackTo(const Incarnation& initiator) {
-  const auto it = sessions_.find(initiator);
-  if (it == sessions_.end()) return {};
-  InboundSession& session = *it->second;
-  const auto link =
-      std::ranges::find_if(session.links, [](const InboundLink* one) { return !one->closing; });
-  if (session.over() || link == session.links.end() || session.channel.NextToSend() == nullptr) {
-    return {};
-  }
-  return {.channel = &session.channel,
-          .session = session.id,
-          .endpoint = (*link)->endpoint.get(),
-          .heard = (*link)->heard,
-          .carried = &(*link)->carried};
-}
-
-bool InboundHub::IsConnected(const Incarnation& initiator) const {
-  const auto it = sessions_.find(initiator);
-  return it != sessions_.end() && !it->second->over() && !it->second->links.empty();
-}
-
-void InboundHub::PiggybackLinkLost(const Incarnation& initiator) {
-  const auto it = sessions_.find(initiator);
-  if (it != sessions_.end()) it->second->channel.Rewind();
-}
-
-absl::Status InboundHub::OnNumbered(InboundSession& session,
-                                    const ReliableChannel::Incoming& frame) {
-  if (TargetSession::Takes(frame.type)) return session.transfers.OnFrame(frame);
+absl::Status InboundSession::TakeFrame(const ReliableChannel::Incoming& frame) {
+  if (TargetSession::Takes(frame.type)) return transfers.OnFrame(frame);
   switch (frame.type) {
     case FrameType::kSlotRequest:
-      GrantSlots(session);
+      user_->GrantSlots(*this);
       return absl::OkStatus();
-    case FrameType::kQuiet: {
-      auto quiet = Decode<QuietFrame>(frame.body);
-      if (!quiet.ok()) return quiet.status();
-      questions_.OnAnswer(quiet->id, session.local_id);
-      return absl::OkStatus();
-    }
-    case FrameType::kLeaseRead: {
-      auto read = Decode<LeaseReadFrame>(frame.body);
-      if (!read.ok()) return read.status();
-      session.Answer(runtime_->leases.OnLeaseRead(*read, session.reader(), runtime_->now));
-      return absl::OkStatus();
-    }
-    case FrameType::kFetchEnd: {
-      auto end = Decode<FetchEndFrame>(frame.body);
-      if (!end.ok()) return end.status();
-      session.Answer(runtime_->leases.OnFetchEnd(*end, session.reader(), runtime_->now));
-      return absl::OkStatus();
-    }
+    case FrameType::kQuiet:
+      return DecodeFor<QuietFrame>(frame.body, [&](auto& quiet) {
+        user_->OnQuiet(*this, quiet.id);
+        return absl::OkStatus();
+      });
+    case FrameType::kLeaseRead:
+      return DecodeFor<LeaseReadFrame>(frame.body, [&](auto& read) {
+        Answer(runtime_->leases.OnLeaseRead(read, reader(), runtime_->now));
+        return absl::OkStatus();
+      });
+    case FrameType::kFetchEnd:
+      return DecodeFor<FetchEndFrame>(frame.body, [&](auto& end) {
+        Answer(runtime_->leases.OnFetchEnd(end, reader(), runtime_->now));
+        return absl::OkStatus();
+      });
     case FrameType::kStageAsk:
       return DecodeFor<StageAskFrame>(frame.body, [&](auto& ask) {
-        return stages_.OnAsk(session.local_id, session.initiator, &session.channel, ask);
+        return stages_->OnAsk(local_id, initiator, &channel, ask);
       });
     case FrameType::kStageBack:
-      return DecodeFor<StageBackFrame>(
-          frame.body, [&](auto& back) { return stages_.OnBack(session.local_id, back); });
+      return DecodeFor<StageBackFrame>(frame.body,
+                                       [&](auto& back) { return stages_->OnBack(local_id, back); });
     case FrameType::kStage:
-      return DecodeFor<StageFrame>(
-          frame.body, [&](auto& stage) { return stages_.OnStage(session.local_id, stage); });
+      return DecodeFor<StageFrame>(frame.body,
+                                   [&](auto& stage) { return stages_->OnStage(local_id, stage); });
     default:
       return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
                                                      " does not come from an initiator"));
   }
 }
 
-absl::Status InboundSession::CheckBounds() const {
-  absl::Status status = transfers.CheckLimits();
-  if (status.ok() && channel.kept() > ReliableChannel::kMaxKept) {
-    status = absl::ResourceExhaustedError("it acknowledges nothing");
-  }
-  return status;
+void InboundSession::OnSessionEnd(const absl::Status& why, Ends /*which*/) {
+  if (state == State::kOpen) state = State::kEnded;
+  for (InboundLink* link : links) link->Close(why);
+}
+
+void InboundSession::Fail(const absl::Status& why) {
+  if (over()) return;
+  state = State::kBroken;
+  shared->Fail(why);
 }
 
 void InboundSession::OnImmediate(uint32_t immediate) {
@@ -170,6 +114,7 @@ void InboundSession::OnFenced(const InboundLink& link, uint64_t transfer) {
 
 // A rail of this connection failed at the initiator, which sends nothing over it before the answer.
 void InboundSession::OnFenceRail(const InboundLink& link, std::span<const std::byte> body) {
+  if (over()) return;
   const auto frame = Decode<RailFrame>(body);
   if (!frame.ok()) return Fail(frame.status());
   const size_t rails = link.endpoint->Describe().rails.size();
@@ -276,6 +221,7 @@ void InboundHub::AnswerLate() {
 // Whom an answer wakes first gets the CPU first. Each session begins in its turn: a fixed order
 // gives the same ones more for as long as they live.
 void InboundHub::Pump() {
+  for (const Incarnation& peer : std::exchange(released_, {})) Release(peer);
   AnswerLate();
   if (gone_copies_ && !stages_.CopiesForGone()) {
     gone_copies_ = false;
@@ -290,10 +236,10 @@ void InboundHub::Pump() {
 }
 
 void InboundSession::Pump() {
-  if (over() || links.empty()) return;
+  if (over()) return;
   for (InboundLink* link : links) SendPages(*link);
   TellCredit();
-  Flush();
+  shared->Flush(nullptr);
   TellFencedRails();
 }
 
@@ -308,20 +254,6 @@ void InboundSession::SendPages(InboundLink& link) {
     if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return;
     link.unlisted.first = page.last + 1;
   }
-}
-
-void InboundSession::Flush() {
-  const auto link =
-      std::ranges::find_if(links, [](const InboundLink* one) { return !one->closing; });
-  if (link == links.end()) return;
-  SendKept(channel, *(*link)->endpoint);
-}
-
-void InboundSession::Fail(const absl::Status& why) {
-  if (over()) return;
-  state = InboundSession::State::kFailed;
-  Log(LogLevel::kError, "peer {} broke the protocol: {}", name, ToStd(why.message()));
-  for (InboundLink* link : links) link->Close(why);
 }
 
 }  // namespace kvxfer

@@ -10,16 +10,19 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/agent/engine/runtime.h"
 #include "src/agent/session/remote_regions.h"
+#include "src/agent/session/shared_session.h"
 #include "src/core/base/clock.h"
 #include "src/core/plan/path_choice.h"
 #include "src/core/plan/rail_picker.h"
@@ -38,18 +41,18 @@ class LinkUser {
   virtual void OnLinkEvent(Link& link, Event& event) = 0;
 };
 
-class Link : public EndpointUser {
+class Link : public SessionLink {
  public:
   enum class State : uint8_t { kConnecting, kProving, kHello, kUp, kClosing };
 
   Link(LinkUser* user, uint64_t link_number, size_t backend_index, PathMeasure* path_measure,
        std::unique_ptr<Endpoint> link_endpoint)
-      : number(link_number),
-        backend(backend_index),
+      : SessionLink(backend_index, true, std::move(link_endpoint)),
+        number(link_number),
         seen(path_measure),
-        endpoint(std::move(link_endpoint)),
         user_(user) {}
   void OnEvent(Event& event) override { user_->OnLinkEvent(*this, event); }
+  bool open() const override { return state == State::kUp; }
   // At kConnected, when the endpoint knows its rails.
   void LearnRails(Duration fence_within, Time now);
   // kDown follows.
@@ -73,22 +76,22 @@ class Link : public EndpointUser {
   // Newer metadata have come: it may not be any more.
   void ForgetBeyond() { beyond_.clear(); }
 
-  const uint64_t number;  // of those to this peer, from 1
-  const size_t backend;
+  const uint64_t number;    // of those to this peer, from 1
   PathMeasure* const seen;  // outlives the link
   State state = State::kConnecting;
   std::optional<Handshake> handshake{};  // in kProving: nobody has proved to be the peer yet
   HelloAnswer answer{};                  // in kHello: what the target has said so far
+  // Frames that have overtaken the answer to the hello, which says of which session they are.
+  std::vector<std::string> early{};
+  size_t early_bytes = 0;
   bool was_up = false;
   // A rail of it has been up too: only now data takes it, and the attempt did not fail. A fabric
   // may let words through and no data.
   bool proven = false;
-  Time prove_by{};  // from then on transfers do not wait for that where there is another path
-  std::unique_ptr<Endpoint> endpoint;
+  Time prove_by{};        // from then on transfers do not wait for that where there is another path
   RailPicker choice{{}};  // from kConnected on
   RailFences rails{};     // the same
   bool full = false;      // every rail refused since Sender::Post began
-  bool carried = false;   // told the target what belongs to the session the other way
   bool refused = false;   // the target said to try again soon: the attempt did not fail
   Time give_up{};         // for becoming up
   Time heard{};           // last message

@@ -95,6 +95,7 @@ PathOrder PathSet::Preferred(uint64_t bytes, Time now) const {
 // can be: what suits and failed is not waited for.
 absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t bytes, Time posted,
                                        Time now, Suits suits, Link* second) {
+  if (!user_->MayConnect()) return nullptr;
   const PathOrder order = Preferred(bytes, now);
   // What carries no data needs no rail.
   const auto takes = [bytes](const Path& path) { return bytes > 0 ? Ready(path) : Up(path); };
@@ -217,7 +218,6 @@ absl::Status PathSet::Dial(Path& path, Time now) {
     path.retry_at = now + Backoff(path.failures++);
     return endpoint.status();
   }
-  if (links() == 0) user_->OnFirstLink();
   path.link =
       std::make_unique<Link>(user_, ++last_link_, path.backend, &path.seen, *std::move(endpoint));
   path.link->give_up = now + kMaxAddresses * runtime_->options.connect_timeout;
@@ -230,6 +230,7 @@ absl::StatusOr<Link*> PathSet::LinkForMessages(Time posted, Time now) {
 }
 
 void PathSet::Redial(Time now) {
+  if (!user_->MayConnect()) return;
   for (Path& path : paths_) {
     if (!path.link && path.reachable.ok() && path.retry_at <= now && Dial(path, now).ok()) break;
   }

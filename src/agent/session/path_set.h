@@ -41,8 +41,8 @@ class PathSet {
  public:
   class User : public LinkUser {
    public:
-    // A link to the peer is about to be made, and it is the only one.
-    virtual void OnFirstLink() = 0;
+    // False: connections of the session before are not down yet. No link is made now.
+    virtual bool MayConnect() const = 0;
     // The peer has a connection of its own to this agent.
     virtual bool PeerIsConnected() const = 0;
   };

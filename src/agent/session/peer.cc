@@ -2,17 +2,15 @@
 
 #include <algorithm>
 
-#include "src/core/base/random.h"
-
 namespace kvxfer {
 
-Peer::Peer(Runtime* runtime, AgentMetadata metadata)
+Peer::Peer(Runtime* runtime, InboundHub* sessions, AgentMetadata metadata)
     : runtime_(runtime),
+      sessions_(sessions),
       metadata_(std::move(metadata)),
       paths_(runtime, &metadata_, &regions_, this),
-      session_({.name = runtime->options.name, .incarnation = runtime->incarnation},
-               {.name = metadata_.name, .incarnation = metadata_.incarnation}, RandomNonZero64(),
-               Now()),
+      shared_(sessions->SessionWith(metadata_.incarnation, metadata_.name)),
+      session_(shared_.session()),
       tracker_(&session_.channel(), runtime->options.cancel_grace),
       transfers_({.runtime = runtime,
                   .peer = &metadata_,
@@ -24,9 +22,15 @@ Peer::Peer(Runtime* runtime, AgentMetadata metadata)
                .peer = &metadata_,
                .paths = &paths_,
                .session = &session_,
-               .tracker = &tracker_}),
-      frames_(runtime, &session_, metadata_.incarnation) {
+               .tracker = &tracker_}) {
+  shared_.Enter(this);
   OnMetadata();
+}
+
+Peer::~Peer() {
+  shared_.Leave(this);
+  shared_.LetGo();
+  sessions_->Release(metadata_.incarnation);
 }
 
 void Peer::Update(AgentMetadata metadata) {
@@ -64,12 +68,17 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
 // The aborts of what was in flight have to reach the target, and its answers this side: without
 // them nobody would learn that nothing lands any more.
 void Peer::FinishClosing(Time now) {
-  if (!closing_ || (paths_.UpLink() != nullptr && transfers_.active() && now < close_by_)) return;
+  if (!closing_ || (shared_.linked() && transfers_.active() && now < close_by_)) return;
   tracker_.ForEach([&](SendTracker::Transfer& sending) {
     tracker_.End(sending, close_state_, close_why_, now, now);
   });
   transfers_.Settle();
-  paths_.ForEachLink([&](Link& link) { link.Close(close_why_); });
+  EndSession(close_why_, Ends::kAll);
+  const bool active = shared_.IsActive(this);
+  shared_.Leave(this);
+  runtime_->session_freed |= active && shared_.has_initiator();
+  // Nobody says so any more once the links are down.
+  OnSessionRenewed();
 }
 
 void Peer::Submit(TransferPtr record) {
@@ -85,8 +94,11 @@ void Peer::Pump(Time now) {
     transfers_.Post(now);
   }
   transfers_.TellStagedEnds();
+  transfers_.GiveBackRecalled();
   keeper_.SendFences();
-  if (Link* const link = paths_.UpLink()) transfers_.SendFrames(frames_, *link);
+  shared_.Flush(transfers_.inline_data() ? paths_.UpLink() : nullptr,
+                runtime_->answers_wait || runtime_->copied > 0);
+  transfers_.OnMessagesSent();
   FinishClosing(now);
 }
 

@@ -1,13 +1,10 @@
-// One peer as an initiator sees it: the connections to it, the session with its incarnation, and
-// the transfers to it.
-//
-// A session is one order of notifications and one numbered control channel. It outlives
-// connections; it ends with the peer's incarnation, with RemovePeer, or when the target no longer
-// knows it.
+// One peer as an initiator sees it: the connections to it and the transfers to it. It is one half
+// of the session with the peer's incarnation, which outlives connections; the session ends with
+// that incarnation, with RemovePeer, or when the peer no longer knows it.
 //
 // The class passes what happens on to its parts, and carries out what they say follows: which link
 // there is (PathSet) and how it is kept (LinkKeeper), what the peer's memory is (RemoteRegions),
-// what the session is (Session) and how its frames go (FrameSender), what becomes of transfers
+// what the session is and how its frames go (SharedSession), what becomes of transfers
 // (SendTracker) and what they do (TransferSet).
 //
 // Thread-safety: none; owned by the engine. Split by event: peer.cc (rounds, time, closing),
@@ -29,15 +26,15 @@
 #include "kvxfer/peer.h"
 #include "src/agent/engine/runtime.h"
 #include "src/agent/engine/transfer_record.h"
-#include "src/agent/session/frame_sender.h"
+#include "src/agent/session/inbound.h"
 #include "src/agent/session/link.h"
 #include "src/agent/session/link_keeper.h"
 #include "src/agent/session/path_set.h"
 #include "src/agent/session/remote_regions.h"
+#include "src/agent/session/shared_session.h"
 #include "src/agent/session/transfer_set.h"
 #include "src/core/protocol/metadata.h"
 #include "src/core/protocol/send_tracker.h"
-#include "src/core/protocol/session.h"
 
 namespace kvxfer {
 
@@ -50,23 +47,16 @@ struct PeerView {
   std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
 };
 
-class Peer : private PathSet::User {
+class Peer : private PathSet::User, private InitiatorHalf {
  public:
-  Peer(Runtime* runtime, AgentMetadata metadata);
+  // Both outlive it. `sessions` has the session with its incarnation.
+  Peer(Runtime* runtime, InboundHub* sessions, AgentMetadata metadata);
+  ~Peer() override;
 
   const AgentMetadata& metadata() const { return metadata_; }
   // Newer metadata of the same incarnation.
   void Update(AgentMetadata metadata);
   std::shared_ptr<const PeerView> view() const { return view_; }
-
-  // Whether `session` is the present one, with this incarnation.
-  bool Knows(const Incarnation& incarnation, uint64_t session) const {
-    return session == session_.number() && incarnation == metadata_.incarnation;
-  }
-  // What the target says in the present session over a connection of its own.
-  absl::Status OnPiggybacked(std::span<const std::byte> message);
-  // One that took along what this agent said in the present session is lost.
-  void PiggybackLinkLost() { session_.channel().Rewind(); }
 
   void Submit(TransferPtr record);
   // The transfer `id` of this agent, if this peer has it and it has not ended.
@@ -95,10 +85,8 @@ class Peer : private PathSet::User {
  private:
   // peer_links.cc
   void OnLinkEvent(Link& link, Event& event) override;
-  void OnFirstLink() override;
-  bool PeerIsConnected() const override {
-    return runtime_->reverse_session->IsConnected(metadata_.incarnation);
-  }
+  bool MayConnect() const override;
+  bool PeerIsConnected() const override { return shared_.PeerDialled(); }
   void OnDown(Link& link, const absl::Status& why);
   void FinishClosing(Time now);
   void OnMetadata();
@@ -112,27 +100,32 @@ class Peer : private PathSet::User {
   void OnRegions(Link& link, const Envelope& envelope);
   void GoUp(Link& link);
   void CheckDeath(const absl::Status& why);
-  // What of the queue ends with it: all, or only what was posted before its last connection was
-  // lost.
-  enum class Ends : uint8_t { kAll, kPreceding };
-  void ResetSession(const absl::Status& why, Ends which);
-  void NewSession();
+  void EndSession(const absl::Status& why, Ends which);
+  // InitiatorHalf.
+  absl::Status OnFrame(const ReliableChannel::Incoming& frame) override {
+    return transfers_.OnNumbered(frame);
+  }
+  void OnFramesTaken() override { transfers_.Settle(); }
+  void OnSessionEnd(const absl::Status& why, Ends which) override;
+  void OnSessionRenewed() override;
 
   // peer_control.cc
   void OnMessage(Link& link, std::span<const std::byte> message);
-  void OnPiggyback(Link& link, std::span<const std::byte> body);
+  void OnInSession(Link& link, const Envelope& envelope);
+  void KeepEarly(Link& link, std::span<const std::byte> message);
+  void TakeEarly(Link& link);
   void ProtocolError(Link& link, const absl::Status& why);
-  absl::Status Broken(const absl::Status& why) const;
 
   Runtime* const runtime_;
+  InboundHub* const sessions_;
   AgentMetadata metadata_;
   RemoteRegions regions_;
   PathSet paths_;
-  Session session_;
+  SharedSession& shared_;
+  Session& session_;  // of shared_
   SendTracker tracker_;
   TransferSet transfers_;
   LinkKeeper keeper_;
-  FrameSender frames_;
   std::shared_ptr<const PeerView> view_;
   bool closing_ = false;
   Time close_by_{};

@@ -1,7 +1,8 @@
 // Messages of the target, and which part of the peer each is for.
+#include <string>
+#include <utility>
+
 #include "src/agent/session/peer.h"
-#include "src/core/base/log.h"
-#include "src/core/base/strings.h"
 
 namespace kvxfer {
 
@@ -18,59 +19,50 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     runtime_->presence.Heard(metadata_.name, metadata_.incarnation);
   }
   if (envelope->type == FrameType::kRefuse) return OnRefuse(link, *envelope);
-  if (auto status = session_.channel().OnAck(envelope->ack); !status.ok()) {
-    return ProtocolError(link, status);
+  if (envelope->type == FrameType::kHelloAck) {
+    OnHelloAck(link, *envelope);
+    return TakeEarly(link);
   }
-  if (envelope->type == FrameType::kHelloAck) return OnHelloAck(link, *envelope);
   if (envelope->type == FrameType::kRegions) return OnRegions(link, *envelope);
-  if (envelope->type == FrameType::kPong) {
+  if (link.state == Link::State::kHello && !link.answer.answered()) return KeepEarly(link, message);
+  OnInSession(link, *envelope);
+}
+
+// Before the answer to the hello it is not known of which session the peer speaks.
+void Peer::KeepEarly(Link& link, std::span<const std::byte> message) {
+  link.early_bytes += message.size();
+  if (link.early.size() >= ReliableChannel::kMaxGap ||
+      link.early_bytes > ReliableChannel::kMaxAheadBytes) {
+    return ProtocolError(link, absl::ResourceExhaustedError("it does not answer the hello"));
+  }
+  link.early.emplace_back(reinterpret_cast<const char*>(message.data()), message.size());
+}
+
+void Peer::TakeEarly(Link& link) {
+  for (const std::string& message : std::exchange(link.early, {})) {
+    if (link.state == Link::State::kClosing) return;
+    const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));
+    if (envelope.ok()) OnInSession(link, *envelope);
+  }
+}
+
+void Peer::OnInSession(Link& link, const Envelope& envelope) {
+  absl::Status status = session_.channel().OnAck(envelope.ack);
+  if (!status.ok()) return ProtocolError(link, status);
+  if (envelope.type == FrameType::kPong) {
     link.unanswered = Time{};
-    return;
-  }
-  if (envelope->type == FrameType::kPiggyback) return OnPiggyback(link, envelope->body);
-  absl::Status status;
-  if (envelope->type == FrameType::kRailFenced) {
-    status = DecodeFor<RailFrame>(envelope->body,
+  } else if (envelope.type == FrameType::kRailFenced) {
+    status = DecodeFor<RailFrame>(envelope.body,
                                   [&](auto& frame) { return keeper_.OnRailFenced(link, frame); });
-  } else if (envelope->sequence != 0) {
-    status = session_.OnNumbered(
-        *envelope, [this](const auto& frame) { return transfers_.OnNumbered(frame); });
+  } else if (envelope.sequence != 0) {
+    status = shared_.OnNumbered(envelope);
   }
   if (!status.ok()) ProtocolError(link, status);
-}
-
-// First what the target acknowledges, then what it begins: an answer is told after the transfer
-// that it answers has ended.
-void Peer::OnPiggyback(Link& link, std::span<const std::byte> body) {
-  const auto both = DecodePiggyback(body);
-  absl::Status status = both.status();
-  const auto take = [this](const auto& frame) { return transfers_.OnNumbered(frame); };
-  if (status.ok()) status = session_.OnPiggybacked(both->own, take);
-  if (status.ok()) {
-    status = runtime_->reverse_session->OnPiggybackedFrom(metadata_.incarnation, both->session,
-                                                          both->carried);
-  }
-  if (!status.ok()) ProtocolError(link, status);
-}
-
-absl::Status Peer::OnPiggybacked(std::span<const std::byte> message) {
-  const auto take = [this](const auto& frame) { return transfers_.OnNumbered(frame); };
-  absl::Status status = session_.OnPiggybacked(message, take);
-  if (!status.ok()) ResetSession(Broken(status), Ends::kAll);
-  transfers_.Settle();
-  return status;
 }
 
 void Peer::ProtocolError(Link& link, const absl::Status& why) {
-  const absl::Status status = Broken(why);
-  link.Close(status);
-  ResetSession(status, Ends::kAll);
-}
-
-absl::Status Peer::Broken(const absl::Status& why) const {
-  Log(LogLevel::kError, "peer {} broke the protocol: {}", metadata_.name, ToStd(why.message()));
-  return absl::InternalError(
-      absl::StrCat("peer ", metadata_.name, " broke the protocol: ", why.message()));
+  shared_.Fail(why);
+  link.Close(why);
 }
 
 }  // namespace kvxfer

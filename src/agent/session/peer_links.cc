@@ -21,7 +21,9 @@ void Peer::OnLinkEvent(Link& link, Event& event) {
       OnDown(link, event.status);
       break;
     case EventKind::kMessage:
-      OnMessage(link, event.message);
+      for (std::span<const std::byte> left = event.message; !left.empty();) {
+        OnMessage(link, TakeFrame(left));
+      }
       break;
     case EventKind::kCompletion:
       transfers_.OnCompletion(link, event.id, event.status);
@@ -40,34 +42,31 @@ void Peer::OnLinkEvent(Link& link, Event& event) {
   transfers_.Settle();
 }
 
-// The target may have forgotten a session that was idle, and would refuse to go on with it.
-void Peer::OnFirstLink() {
-  if (transfers_.idle()) NewSession();
+bool Peer::MayConnect() const {
+  return shared_.IsActive(this) && session_.state() != Session::State::kEnding;
 }
 
 void Peer::OnDown(Link& link, const absl::Status& why) {
-  const bool was_up = link.was_up;
   const Time now = Now();
   const absl::Status cause =
       why.ok() ? absl::UnavailableError("connection closed by the peer") : why;
   paths_.OnDown(link, cause, now);
   transfers_.OnLinkLost(link, cause);
-  if (was_up) {
-    session_.OnLinkDown(paths_.UpLink() == nullptr, now);
-    if (link.carried) runtime_->reverse_session->PiggybackLinkFromLost(metadata_.incarnation);
+  if (link.was_up) {
+    runtime_->presence.LinkDown(metadata_.name, metadata_.incarnation, cause);
+    shared_.OnLinkDown(link, cause, now);
   }
-  if (was_up) runtime_->presence.LinkDown(metadata_.name, metadata_.incarnation, cause);
   CheckDeath(cause);
 }
 
 // Makes sure that there is a connection while anything waits for the target's word.
 void Peer::KeepAlive(Time now) {
-  if (paths_.UpLink() != nullptr) return;
+  if (shared_.linked()) return;
   if (now > session_.abandon_at(transfers_.active())) {
     const absl::Status why = paths_.Unreachable("");
-    ResetSession(absl::Status(why.code(), absl::StrCat("peer ", metadata_.name,
-                                                       " not reached again: ", why.message())),
-                 Ends::kPreceding);
+    EndSession(absl::Status(why.code(), absl::StrCat("peer ", metadata_.name,
+                                                     " not reached again: ", why.message())),
+               Ends::kPreceding);
   }
   if (!transfers_.waits()) return;
   // Transfers that wait for word only are failed by the first attempt that fails after the loss,

@@ -9,6 +9,7 @@
 namespace kvxfer {
 
 void Peer::OnConnected(Link& link) {
+  if (link.state == Link::State::kClosing) return;
   link.LearnRails(runtime_->options.connect_timeout, Now());
   link.state = Link::State::kProving;
   link.give_up = Now() + runtime_->options.connect_timeout;
@@ -42,10 +43,14 @@ void Peer::OnHelloAck(Link& link, const Envelope& envelope) {
   auto ack = Decode<HelloAckFrame>(envelope.body);
   if (!ack.ok()) return ProtocolError(link, ack.status());
   if (link.state != Link::State::kHello) return;
-  if (auto status = session_.OnHelloAck(link.answer, *ack); !status.ok()) {
-    return ProtocolError(link, status);
+  const absl::Status status = session_.OnHelloAck(link.answer, *ack);
+  if (absl::IsAborted(status)) {
+    link.refused = true;
+    return EndSession(status, Ends::kPreceding);
   }
+  if (!status.ok()) return ProtocolError(link, status);
   GoUp(link);
+  if (auto acked = session_.channel().OnAck(envelope.ack); !acked.ok()) ProtocolError(link, acked);
 }
 
 // A page of the target's regions. Those that it does not list are gone.
@@ -65,14 +70,13 @@ void Peer::OnRegions(Link& link, const Envelope& envelope) {
 void Peer::GoUp(Link& link) {
   if (!link.answer.complete()) return;
   transfers_.DropDeadKeys();
-  const bool first = paths_.UpLink() == nullptr;
   link.state = Link::State::kUp;
   link.was_up = true;
   const Time now = Now();
   link.heard = now;
   link.prove_by = now + runtime_->options.connect_timeout * 3 / 4;
   link.ping_at = now + runtime_->options.heartbeat;
-  session_.OnLinkUp(first);
+  shared_.OnLinkUp(link);
   transfers_.OnLinkUp(link);
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);
   if (link.rails.up() != 0) paths_.OnProven(link);
@@ -87,12 +91,12 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   const Session::Refusal refusal = session_.OnRefuse(*refuse, proved);
   link.refused = refusal.again;
   link.Close(refusal.why);
-  if (refusal.forgotten) ResetSession(refusal.why, Ends::kPreceding);
+  if (refusal.forgotten) EndSession(refusal.why, Ends::kPreceding);
   // Whoever is at its address has not proved to be its successor: this ends transfers that no other
   // connection can carry, and says nothing of the bytes that are on their way.
-  bool other = false;
+  bool other = shared_.linked();
   paths_.ForEachLink([&](const Link& one) { other |= one.state != Link::State::kClosing; });
-  if (refusal.restarted && !other) ResetSession(refusal.why, Ends::kAll);
+  if (refusal.restarted && !other) EndSession(refusal.why, Ends::kAll);
 }
 
 // Where the peer's process is proven dead, nothing is kept for it.
@@ -105,25 +109,33 @@ void Peer::CheckDeath(const absl::Status& why) {
 }
 
 void Peer::OnDeath(const absl::Status& why) {
-  ResetSession(why, Ends::kAll);
+  EndSession(why, Ends::kAll);
   transfers_.OnQuiet();
   transfers_.Settle();
 }
 
-// Ends every transfer of the session and starts one of which the target knows nothing yet.
-void Peer::ResetSession(const absl::Status& why, Ends which) {
+// A peer that waits for another one of its incarnation to be closed has nothing in its session.
+void Peer::EndSession(const absl::Status& why, Ends which) {
+  if (shared_.IsActive(this)) return shared_.End(why, which);
+  OnSessionEnd(why, which);
+}
+
+// Ends every transfer of the session, and its links.
+void Peer::OnSessionEnd(const absl::Status& why, Ends which) {
   const auto ends = [&](const auto& record) {
     return which == Ends::kAll || session_.Precedes(record.posted);
   };
   transfers_.EndQueued(ends, TransferState::kFailed, why);
   tracker_.OnSessionLost(why, Now());
-  paths_.ForEachLink([&](Link& link) { link.Close(why); });
+  paths_.ForEachLink([&](Link& link) {
+    // What goes on in the next session does not take it for an attempt that failed.
+    link.refused |= which == Ends::kPreceding;
+    link.Close(why);
+  });
   transfers_.Settle();
-  NewSession();
 }
 
-void Peer::NewSession() {
-  session_.Renew();
+void Peer::OnSessionRenewed() {
   tracker_.NewSession();
   transfers_.OnNewSession();
 }

@@ -172,19 +172,9 @@ void TransferSet::OnRailUp(const Link& link) {
   }
 }
 
-bool TransferSet::idle() const {
-  return outbounds_.empty() && parts_.session->idle() && replies_.idle() &&
-         !queue_.AnyOf(
-             [this](const auto& record) { return parts_.session->Precedes(record.posted); });
-}
-
 void TransferSet::OnNewSession() {
   replies_.Clear();
   stager_.OnSessionEnd();
-}
-
-void TransferSet::SendFrames(FrameSender& frames, Link& link) {
-  if (frames.Send(link, sender_.inline_data())) sender_.OnMessagesSent();
 }
 
 // --- the stager's children and ops ---

@@ -21,7 +21,6 @@
 #include "src/agent/engine/runtime.h"
 #include "src/agent/engine/transfer_record.h"
 #include "src/agent/session/admission.h"
-#include "src/agent/session/frame_sender.h"
 #include "src/agent/session/key_closer.h"
 #include "src/agent/session/outbound.h"
 #include "src/agent/session/path_set.h"
@@ -61,6 +60,8 @@ class TransferSet final : private Admission::User, private StagerUser {
   void Post(Time now);
   // What the stager has to say, and what follows from it.
   void TellStagedEnds();
+  // After Post, if that is called at all.
+  void GiveBackRecalled() { stager_.GiveBackRecalled(); }
   // Carries out what the tracker wants done. Called at the end of every event.
   void Settle();
   void OnTimer(Time now);
@@ -78,11 +79,9 @@ class TransferSet final : private Admission::User, private StagerUser {
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
 
   // --- the session ---
-  // Sends what the session has to say over `link`, which is up.
-  void SendFrames(FrameSender& frames, Link& link);
-  // Neither side has anything to say in this session, nor is anything queued that was posted before
-  // its last connection was lost and that a Quiesce at the target may have ruled out since.
-  bool idle() const;
+  // A backend holds data for the next message over its connection; see Sender.
+  bool inline_data() const { return sender_.inline_data(); }
+  void OnMessagesSent() { sender_.OnMessagesSent(); }
   // A session has begun of which the target knows nothing.
   void OnNewSession();
   // Nothing of an earlier session can land any more.

@@ -394,10 +394,8 @@ absl::Status Stager::OnLend(const StageLendFrame& frame) {
   return absl::OkStatus();
 }
 
-// Other peers wait for buffers: return the free ones now, and the others as soon as they are free.
-void Stager::OnRecall() {
-  recalled_ = true;
-  if (!lent_.empty()) GiveBack(std::exchange(lent_, {}));
+void Stager::GiveBackRecalled() {
+  if (recalled_ && !lent_.empty()) GiveBack(std::exchange(lent_, {}));
 }
 
 void Stager::GiveLent(uint32_t buffer) {

@@ -81,6 +81,10 @@ class Stager final : private Staging::User {
   // end transfers.
   void TellEnds();
   bool has_ends() const { return !ended_.empty(); }
+  // Returns the free buffers that the target has recalled; the others follow as soon as they are
+  // free. Called after every op that waits has been offered: a target that is short of buffers
+  // recalls them while it lends them, and a buffer that nobody used would only go round.
+  void GiveBackRecalled();
 
   // Ends every op of `outbound` as soon as possible; its children end at `give_up` at the latest.
   void Cancel(const Outbound& outbound, const absl::Status& why, Time give_up);
@@ -98,7 +102,7 @@ class Stager final : private Staging::User {
   void OnChildQuiet(uint64_t child, bool arrived);
   // Handle the target's frames. An error: the target broke the protocol.
   absl::Status OnLend(const StageLendFrame& frame);
-  void OnRecall();
+  void OnRecall() { recalled_ = true; }
   absl::Status OnStaged(const StagedFrame& frame);
   // The session has ended: the target answers nothing more, and its lent buffers are void.
   void OnSessionEnd();

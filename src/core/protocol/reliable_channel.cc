@@ -1,5 +1,6 @@
 #include "src/core/protocol/reliable_channel.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,27 @@ void ReliableChannel::MessageSent() {
   ack_sent_ = received_;
 }
 
+bool ReliableChannel::AllToSend(absl::FunctionRef<bool(FrameType)> which) const {
+  return std::all_of(
+      kept_.begin() + static_cast<std::ptrdiff_t>(next_), kept_.end(),
+      [&](const Kept& kept) { return which(static_cast<FrameType>(kept.message.front())); });
+}
+
+size_t ReliableChannel::GatherToSend(size_t max_bytes, std::string& out) {
+  size_t count = 0;
+  size_t bytes = 0;
+  while (next_ + count < kept_.size() && bytes + kept_[next_ + count].message.size() <= max_bytes) {
+    bytes += kept_[next_ + count++].message.size();
+  }
+  if (count < 2) return 0;
+  out.clear();
+  for (size_t i = 0; i < count; ++i) {
+    PatchAck(kept_[next_ + i].message, received_);
+    out += kept_[next_ + i].message;
+  }
+  return count;
+}
+
 absl::Status ReliableChannel::OnAck(uint64_t ack) {
   if (ack > highest_sent_) {
     return absl::InvalidArgumentError(absl::StrCat("the peer acknowledges frame ", ack,
@@ -41,10 +63,6 @@ absl::Status ReliableChannel::OnAck(uint64_t ack) {
 void ReliableChannel::Rewind() {
   next_ = 0;
   ack_sent_ = 0;
-}
-
-uint64_t ReliableChannel::oldest_kept() const {
-  return kept_.empty() ? last_sequence_ + 1 : kept_.front().sequence;
 }
 
 absl::Status ReliableChannel::OnFrame(const Envelope& envelope,

@@ -42,13 +42,16 @@ class ReliableChannel {
   // other call.
   const std::string* NextToSend();
   void MessageSent();
+  // The next frames together, as many as fit into `max_bytes`, if there are two at least; else 0.
+  size_t GatherToSend(size_t max_bytes, std::string& out);
+  // Whether `which` is so of all that NextToSend has still to return.
+  bool AllToSend(absl::FunctionRef<bool(FrameType)> which) const;
   // The peer has received everything up to `ack`. InvalidArgument: that frame was never sent.
   absl::Status OnAck(uint64_t ack);
   // A new connection: sends everything that is kept again, oldest first, and acknowledges
   // received() again. The last acknowledgement may be lost, and the peer keeps its frames until it
   // gets one.
   void Rewind();
-  uint64_t oldest_kept() const;  // the lowest sequence that can be replayed
   size_t kept() const { return kept_.size(); }
 
   // --- receiving ---

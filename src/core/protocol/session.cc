@@ -33,11 +33,8 @@ absl::Status HelloAnswer::OnPage(const RegionsFrame& page, const Incarnation& ta
 
 // --- Session ---
 
-Session::Session(Party initiator, Party target, uint64_t number, Time now)
-    : initiator_(std::move(initiator)),
-      target_(std::move(target)),
-      number_(number),
-      unlinked_(now) {}
+Session::Session(Party self, Party peer, uint64_t number, Time now)
+    : self_(std::move(self)), peer_(std::move(peer)), number_(number), unlinked_(now) {}
 
 void Session::Apply(Event event) {
   const State* const to = NextState(kTransitions, state_, event);
@@ -46,30 +43,44 @@ void Session::Apply(Event event) {
 }
 
 HelloFrame Session::Hello() const {
-  const bool known = state_ == State::kLinked || state_ == State::kUnlinked;
-  return {.initiator = initiator_.incarnation,
-          .target = target_.incarnation,
+  return {.initiator = self_.incarnation,
+          .target = peer_.incarnation,
           .session = number_,
-          .oldest_kept = known ? channel_.oldest_kept() : 0,
-          .name = initiator_.name};
+          .peer_session = peer_number_,
+          .name = self_.name};
 }
 
-absl::Status Session::OnHelloAck(HelloAnswer& answer, const HelloAckFrame& ack) const {
-  return answer.OnAck(ack, target_.incarnation);
+absl::Status Session::OnHelloAck(HelloAnswer& answer, const HelloAckFrame& ack) {
+  if (auto status = answer.OnAck(ack, peer_.incarnation); !status.ok()) return status;
+  if (peer_number_ != 0 && peer_number_ != ack.session) {
+    return absl::AbortedError(absl::StrCat("peer ", peer_.name, " began a new session"));
+  }
+  peer_number_ = ack.session;
+  return absl::OkStatus();
 }
 
 absl::Status Session::OnPage(HelloAnswer& answer, const RegionsFrame& page) const {
-  return answer.OnPage(page, target_.incarnation);
+  return answer.OnPage(page, peer_.incarnation);
+}
+
+// A hello that names no number of this side was said before the peer knew it: whoever forgets a
+// session changes its own number.
+Session::Meaning Session::OnHello(const HelloFrame& hello) {
+  if (state_ == State::kEnding) return Meaning::kEnding;
+  if (hello.peer_session != 0 && hello.peer_session != number_) return Meaning::kForgotten;
+  if (peer_number_ != 0 && peer_number_ != hello.session) return Meaning::kPeerEnded;
+  peer_number_ = hello.session;
+  return Meaning::kTaken;
 }
 
 Session::Refusal Session::OnRefuse(const RefuseFrame& refuse, bool proved) const {
   const std::string refused =
-      absl::StrCat("peer ", target_.name, " refused: ", Printable(refuse.text, kMaxPeerTextBytes));
+      absl::StrCat("peer ", peer_.name, " refused: ", Printable(refuse.text, kMaxPeerTextBytes));
   switch (refuse.reason) {
     case RefuseReason::kIncarnation:
       return {.why = absl::FailedPreconditionError(
-                  absl::StrCat("peer ", target_.name, " restarted: its metadata is of incarnation ",
-                               target_.incarnation.ToString(), ", at its address is now ",
+                  absl::StrCat("peer ", peer_.name, " restarted: its metadata is of incarnation ",
+                               peer_.incarnation.ToString(), ", at its address is now ",
                                refuse.target.ToString(), "; add the new metadata")),
               .restarted = true};
     case RefuseReason::kVersion:
@@ -85,17 +96,17 @@ Session::Refusal Session::OnRefuse(const RefuseFrame& refuse, bool proved) const
   return {.why = absl::UnavailableError(refused), .again = true};
 }
 
-void Session::OnLinkUp(bool first) {
+void Session::OnLinkUp() {
   Apply(Event::kLinkUp);
   unlinked_ = Time{};
-  if (first) channel_.Rewind();
+  if (links_++ == 0) channel_.Rewind();
 }
 
-void Session::OnLinkDown(bool last, Time now) {
+void Session::OnLinkDown(Time now) {
   channel_.Rewind();
-  if (!last) return;
+  if (--links_ > 0) return;
   Apply(Event::kLastLinkDown);
-  unlinked_ = now;
+  if (state_ == State::kUnlinked) unlinked_ = now;
 }
 
 absl::Status Session::OnNumbered(const Envelope& envelope, Take take) {
@@ -104,21 +115,21 @@ absl::Status Session::OnNumbered(const Envelope& envelope, Take take) {
   return absl::ResourceExhaustedError("it acknowledges nothing");
 }
 
-absl::Status Session::OnPiggybacked(std::span<const std::byte> message, Take take) {
-  const auto envelope = DecodeNumbered(message);
-  if (!envelope.ok()) return envelope.status();
-  if (auto status = channel_.OnAck(envelope->ack); !status.ok()) return status;
-  return OnNumbered(*envelope, take);
-}
-
 Time Session::abandon_at(bool waits) const {
   const bool awaits = waits || !idle();
   return awaits && state_ == State::kUnlinked ? unlinked_ + kAbandonAfter : Time::max();
 }
 
+void Session::End(Time now) {
+  if (state_ == State::kLinked) unlinked_ = now;
+  Apply(Event::kEnd);
+}
+
 void Session::Renew() {
+  assert(renewable());
   Apply(Event::kRenew);
   ++number_;
+  peer_number_ = 0;
   channel_ = ReliableChannel();
 }
 

@@ -94,13 +94,19 @@ void Fields(Io& io, Ref<Io, RegionRun> run) {
 }
 
 // Bodies of frames.
+// 0 means a session that is not known yet.
+template <typename Io>
+void SessionField(Io& io, Ref<Io, uint64_t> session) {
+  io.Int("session", session);
+  io.Check("session", session != 0, "must not be 0");
+}
 template <typename Io>
 void Fields(Io& io, Ref<Io, HelloFrame> frame) {
   Versions(io, frame.min_version, frame.max_version);
   io.Id("initiator", frame.initiator);
   io.Id("target", frame.target);
-  io.Int("session", frame.session);
-  io.Int("oldest_kept", frame.oldest_kept);
+  SessionField(io, frame.session);
+  io.Int("peer_session", frame.peer_session);
   io.List("auth", frame.auth);
   io.Name("name", frame.name);
 }
@@ -109,6 +115,7 @@ void Fields(Io& io, Ref<Io, HelloAckFrame> frame) {
   io.Int("version", frame.version);
   EnumField(io, "auth", frame.auth, 0, static_cast<uint8_t>(AuthMethod::kNone));
   io.Id("target", frame.target);
+  SessionField(io, frame.session);
   io.Int("last_region", frame.last_region);
 }
 template <typename Io>
@@ -401,47 +408,37 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const
   return message;
 }
 
-absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message) {
-  auto envelope = DecodeEnvelope(message);
-  if (envelope.ok() && envelope->sequence == 0) {
-    return absl::InvalidArgumentError("damaged piggyback frame: a message in it has no number");
+bool IsFromInitiator(FrameType type) {
+  switch (type) {
+    case FrameType::kOpen:
+    case FrameType::kAmend:
+    case FrameType::kAbort:
+    case FrameType::kDiscard:
+    case FrameType::kSlotRequest:
+    case FrameType::kQuiet:
+    case FrameType::kLeaseRead:
+    case FrameType::kFetchEnd:
+    case FrameType::kStageAsk:
+    case FrameType::kStageBack:
+    case FrameType::kStage:
+      return true;
+    default:
+      return false;
   }
-  return envelope;
-}
-
-std::string EncodePiggyback(uint64_t ack, uint64_t session, std::string_view carried,
-                            std::string_view own) {
-  std::string message = SpaceForEnvelope(sizeof(session) + carried.size() + own.size());
-  message.resize(kEnvelopeBytes + sizeof(session));
-  StoreLittle(message.data() + kEnvelopeBytes, session);
-  message.append(carried).append(own);
-  WriteEnvelope(message, FrameType::kPiggyback, 0, ack);
-  return message;
-}
-
-absl::StatusOr<PiggybackMessages> DecodePiggyback(std::span<const std::byte> body) {
-  constexpr size_t kSessionBytes = sizeof(PiggybackMessages::session);
-  constexpr size_t kBodyBytesOffset = 4;
-  if (body.size() < kSessionBytes + 2 * kEnvelopeBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("damaged piggyback frame: ", body.size(), " bytes hold no two messages"));
-  }
-  const std::span<const std::byte> both = body.subspan(kSessionBytes);
-  // The first message's own envelope says where it ends.
-  const size_t carried = LoadLittle<uint32_t>(&both[kBodyBytesOffset]) + kEnvelopeBytes;
-  if (carried > both.size() - kEnvelopeBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("damaged piggyback frame: the first message says ", carried, " bytes, of ",
-                     both.size(), " for two"));
-  }
-  return PiggybackMessages{.session = LoadLittle<uint64_t>(body.data()),
-                           .carried = both.first(carried),
-                           .own = both.subspan(carried)};
-  // The two messages are not validated here; each goes through DecodeNumbered.
 }
 
 void PatchAck(std::string& message, uint64_t ack) {
   if (message.size() >= kEnvelopeBytes) StoreLittle(message.data() + kAckOffset, ack);
+}
+
+std::span<const std::byte> TakeFrame(std::span<const std::byte>& message) {
+  size_t bytes = message.size();
+  if (bytes >= kEnvelopeBytes) {
+    bytes = std::min(bytes, kEnvelopeBytes + size_t{LoadLittle<uint32_t>(&message[4])});
+  }
+  const std::span<const std::byte> frame = message.first(bytes);
+  message = message.subspan(bytes);
+  return frame;
 }
 
 absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
@@ -452,7 +449,8 @@ absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message) {
   const auto type = static_cast<uint8_t>(message[0]);
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
       type > static_cast<uint8_t>(FrameType::kLast) ||
-      type == static_cast<uint8_t>(FrameType::kRetired)) {
+      type == static_cast<uint8_t>(FrameType::kRetired) ||
+      type == static_cast<uint8_t>(FrameType::kNotUsed)) {
     return absl::InvalidArgumentError(
         absl::StrCat("damaged envelope: type: unknown frame type ", type));
   }

@@ -91,7 +91,7 @@ enum class FrameType : uint8_t {
   kPing,         // unnumbered; answered by kPong
   kPong,
   kAck,         // unnumbered; only the envelope's ack
-  kPiggyback,   // both ways, unnumbered: two messages in one, see PiggybackMessages
+  kNotUsed,     // two messages in one before version 7; refused like an unknown type
   kFenceRail,   // initiator → target, unnumbered: on the connection whose rail failed
   kRailFenced,  // target → initiator, unnumbered: answers kFenceRail on the same connection
   kRetired,     // fetch-begin in versions 4 and 5; refused like an unknown type
@@ -145,10 +145,10 @@ struct HelloFrame {
   uint16_t max_version = kMaxProtocolVersion;
   Incarnation initiator{};
   Incarnation target{};  // the incarnation that the initiator expects; any other one refuses
-  uint64_t session = 0;  // random; identifies one order of transfers and one numbered channel
-  // The lowest sequence that the initiator can still replay; 0: the session is new, no target has
-  // answered its hello yet.
-  uint64_t oldest_kept = 0;
+  // What each side calls the session. The sender's is random, not 0. The receiver's is 0 as long as
+  // the sender does not know it.
+  uint64_t session = 0;
+  uint64_t peer_session = 0;
   std::vector<AuthMethod> auth{AuthMethod::kNone};
   std::string name{};  // the initiator's name
   bool operator==(const HelloFrame&) const = default;
@@ -158,6 +158,7 @@ struct HelloAckFrame {
   uint16_t version = kMaxProtocolVersion;
   AuthMethod auth = AuthMethod::kNone;
   Incarnation target{};
+  uint64_t session = 0;  // what the accepting side calls it; not 0
   // Pages (RegionsFrame) say which of the target's regions 1 to last_region are live.
   uint32_t last_region = 0;
   bool operator==(const HelloAckFrame&) const = default;
@@ -422,25 +423,17 @@ std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::
 // The same with the encoding of `frame` as body, without an intermediate copy.
 template <PlainFrame Frame>
 std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame);
-// Two messages, piggybacked in one, of the two sessions (one each way) between two agents. `own`
-// belongs to the connection's session, `carried` to the other one, which `session` names. Both are
-// complete messages with numbered frames.
-struct PiggybackMessages {
-  uint64_t session = 0;
-  std::span<const std::byte> carried{};
-  std::span<const std::byte> own{};
-};
-// Builds the message of type kPiggyback.
-std::string EncodePiggyback(uint64_t ack, uint64_t session, std::string_view carried,
-                            std::string_view own);
-// The spans point into `body`; the two messages in them are not validated yet.
-absl::StatusOr<PiggybackMessages> DecodePiggyback(std::span<const std::byte> body);
+
+// Whether frames of the type come from the side that initiates what they are about. The others, of
+// those with numbers, come from its target.
+bool IsFromInitiator(FrameType type);
 
 // Overwrites the ack of an encoded message.
 void PatchAck(std::string& message, uint64_t ack);
 absl::StatusOr<Envelope> DecodeEnvelope(std::span<const std::byte> message);
-// Like DecodeEnvelope, but an envelope without a number is an error.
-absl::StatusOr<Envelope> DecodeNumbered(std::span<const std::byte> message);
+// Takes the first frame off a message of one or more. One whose length is wrong is the rest, which
+// DecodeEnvelope refuses.
+std::span<const std::byte> TakeFrame(std::span<const std::byte>& message);
 
 // The body of a message. Defined, as is Decode below, for every frame above.
 template <PlainFrame Frame>

@@ -11,7 +11,6 @@
 #include <memory>
 #include <string>
 
-#include "src/agent/engine/both_ways.h"
 #include "src/agent/engine/call_gate.h"
 #include "src/agent/engine/peer_table.h"
 #include "src/agent/engine/peer_views.h"
@@ -23,7 +22,6 @@ namespace kvxfer::testing {
 class EngineParts : public FakePeer, private Driven {
  protected:
   EngineParts() {
-    runtime_.reverse_session = &both_ways_;
     metadata_.incarnation = Incarnation::Random();
     EXPECT_OK(runtime_.loop.Start(this, {}));
   }
@@ -55,8 +53,7 @@ class EngineParts : public FakePeer, private Driven {
   InboundHub inbound_{&runtime_};
   CallGate gate_{&runtime_.loop, "here"};
   PeerViews views_;
-  PeerTable peers_{&runtime_, &views_};
-  BothWays both_ways_{&peers_, &inbound_};
+  PeerTable peers_{&runtime_, &inbound_, &views_};
   std::atomic<int> posts_{0};
 
  private:

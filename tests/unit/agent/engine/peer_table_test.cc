@@ -173,12 +173,5 @@ TEST_F(GroupTest, AMemberThatFailsHasTheOthersCancelled) {
   EXPECT_THAT(whole_->end().status.message(), HasSubstr("a rail failed"));
 }
 
-// A message for a session that has ended, or of another agent.
-TEST_F(PeerTableTest, PiggybackedMessagesOfOtherSessionsAreIgnored) {
-  ASSERT_OK(peers_.Install(metadata_));
-  EXPECT_OK(peers_.OnPiggybacked(metadata_.incarnation, 0, {}));
-  EXPECT_OK(peers_.OnPiggybacked(Incarnation::Random(), 0, {}));
-}
-
 }  // namespace
 }  // namespace kvxfer::testing

@@ -29,7 +29,7 @@ class TransferServiceTest : public ::testing::Test, public EngineParts {
   }
   // Threads see the peer, and the driver has it no more: it was removed meanwhile.
   void PublishAlone() {
-    const Peer peer(&runtime_, metadata_);
+    const Peer peer(&runtime_, &inbound_, metadata_);
     views_.Publish(peer.view());
   }
   absl::StatusOr<TransferPtr> Post(TransferOptions options = {}) {

@@ -170,7 +170,8 @@ class FakePeer {
   void MakeStaging() {
     Register(memory_[2], MemoryKind::kHost, true);
     metadata_.regions.push_back(
-        {.region = {.id = RegionId{9}, .bytes = Staging::kMinBytes}, .staging = true});
+        {.region = {.id = RegionId{9}, .bytes = Staging::kMinBytes, .access = Access::kReadWrite},
+         .staging = true});
   }
 
   void Plan(internal::TransferRecord& record, MemoryKind kind) {
@@ -267,11 +268,11 @@ class FakePaths : public FakePeer, public PathSet::User {
   static FakeEndpoint& EndpointOf(Link& link) { return static_cast<FakeEndpoint&>(*link.endpoint); }
 
   void OnLinkEvent(Link& /*link*/, Event& /*event*/) override {}
-  void OnFirstLink() override { ++first_links_; }
+  bool MayConnect() const override { return may_connect_; }
   bool PeerIsConnected() const override { return peer_is_connected_; }
 
   std::unique_ptr<PathSet> paths_;
-  int first_links_ = 0;
+  bool may_connect_ = true;
   bool peer_is_connected_ = false;
 };
 

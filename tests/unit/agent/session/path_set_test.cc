@@ -50,20 +50,32 @@ TEST_F(PathSetTest, TheFirstBackendThatIsUpIsTaken) {
   Plan(record, MemoryKind::kHost);
   EXPECT_EQ(Goes(record), "waits");
   EXPECT_EQ(Goes(record), "waits");
-  EXPECT_EQ(first_links_, 1);
   EXPECT_EQ(verbs.dials, 1);
   EXPECT_EQ(tcp.dials, 0);
   Prove(Making(0));
   EXPECT_EQ(Goes(record), "verbs");
   EXPECT_TRUE(Paths().HasReady(""));
   EXPECT_FALSE(Paths().HasReady("tcp"));
-  // Expect that what asks for the other one gets it, and does not count as the first link.
+  // Expect that what asks for the other one gets it.
   record.options.backend = "tcp";
   EXPECT_EQ(Goes(record), "waits");
   Prove(Making(1));
   EXPECT_EQ(Goes(record), "tcp");
-  EXPECT_EQ(first_links_, 1);
   EXPECT_EQ(Paths().links(), 2u);
+}
+
+TEST_F(PathSetTest, NothingIsDialledUntilTheSessionBeforeIsOver) {
+  FakeBackend& tcp = Both("tcp");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  may_connect_ = false;
+  EXPECT_EQ(Goes(record), "waits");
+  Paths().Redial(now_);
+  EXPECT_EQ(tcp.dials, 0);
+  may_connect_ = true;
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(tcp.dials, 1);
 }
 
 TEST_F(PathSetTest, ALaterPathThatWasSeenClearlyFasterIsTakenFirst) {

@@ -36,7 +36,7 @@ class TransferSetTest : public ::testing::Test, public FakePaths {
     Link& link = Dial();
     EndpointOf(link).imports_as = absl::OkStatus();
     Prove(link);
-    session_.OnLinkUp(true);
+    session_.OnLinkUp();
     Set().OnLinkUp(link);
     endpoint_ = &EndpointOf(link);
     return link;
@@ -254,6 +254,8 @@ TEST_F(CountedTransferSetTest, AQuarantineOfALostSessionEndsWithTheNextConnectio
   Complete(link);
   tracker_.OnSessionLost(absl::UnavailableError("forgotten"), now_);
   Set().Settle();
+  session_.End(now_);
+  session_.OnLinkDown(now_);
   session_.Renew();
   tracker_.NewSession();
   Set().OnNewSession();
@@ -288,6 +290,8 @@ TEST_F(CountedTransferSetTest, QuestionsOfALostSessionAreNotAnsweredInTheNext) {
   ASSERT_OK(Says(FrameType::kQuiesce, QuiesceFrame{.id = 5, .all_regions = true}));
   tracker_.OnSessionLost(absl::UnavailableError("forgotten"), now_);
   Set().Settle();
+  session_.End(now_);
+  session_.OnLinkDown(now_);
   session_.Renew();
   tracker_.NewSession();
   Set().OnNewSession();
@@ -317,7 +321,6 @@ TEST_F(TransferSetTest, AQuestionWaitsForTransfersThatTouchWhatItNames) {
   EXPECT_OK(Says(FrameType::kQuiesce, QuiesceFrame{.id = 6, .regions = {1}}));
   EXPECT_OK(Says(FrameType::kQuiesce, QuiesceFrame{.id = 7, .all_regions = true}));
   EXPECT_THAT(Frames(), IsEmpty());
-  EXPECT_FALSE(Set().idle());
   Complete(link);
   EXPECT_EQ(record->state(), TransferState::kDone);
   EXPECT_THAT(Frames(), ElementsAre(FrameType::kQuiet, FrameType::kQuiet));
@@ -345,22 +348,6 @@ TEST_F(TransferSetTest, ARevokedRegionFailsWhatIsQueuedAndClosesItsKey) {
   ExpectNothingLeft();
 }
 
-TEST_F(TransferSetTest, ItIsIdleWhenNothingOfTheSessionWaits) {
-  EXPECT_TRUE(Set().idle());
-  const TransferPtr record = Submit(1);
-  // Posted before the last connection was lost: a Quiesce of the target may have ruled it out.
-  session_.OnLinkUp(true);
-  session_.OnLinkDown(true, now_);
-  EXPECT_FALSE(Set().idle());
-  Set().Cancel(1, absl::CancelledError("no more"));
-  EXPECT_TRUE(Set().idle());
-  now_ += kMs;
-  Submit(2);
-  EXPECT_TRUE(Set().idle()) << "it belongs to the next session";
-  session_.channel().Push(FrameType::kQuiet, QuietFrame{});
-  EXPECT_FALSE(Set().idle());
-}
-
 TEST_F(TransferSetTest, WhatNoHonestTargetSaysBreaksTheProtocol) {
   Link& link = Connect();
   Submit(1);
@@ -374,6 +361,76 @@ TEST_F(TransferSetTest, WhatNoHonestTargetSaysBreaksTheProtocol) {
   EXPECT_OK(Says(FrameType::kKvAnswer, KvAnswerFrame{.transfer = 9, .why = "no"}));
   EXPECT_OK(Says(FrameType::kLeaseAnswer, LeaseAnswerFrame{.transfer = 9}));
   Complete(link);
+}
+
+// Into GPU memory that the peer has to copy to: one op goes to one buffer.
+class StagedTransferSetTest : public TransferSetTest {
+ protected:
+  StagedTransferSetTest() {
+    MakeStaging();
+    link_ = &Connect();
+  }
+  TransferPtr SubmitStaged(uint64_t id) {
+    TransferPtr record = Make(id);
+    const Descriptor local{.address = reinterpret_cast<uint64_t>(memory_[0].data()),
+                           .bytes = kBytes};
+    const Descriptor remote{.address = 0x20000, .bytes = kBytes};
+    auto blocks = BlockList::FromDescriptors({.local = {&local, 1}, .remote = {&remote, 1}},
+                                             Direction::kWrite, *record->local, *record->remote);
+    EXPECT_OK(blocks);
+    record->blocks = *std::move(blocks);
+    Set().Submit(record, absl::OkStatus());
+    return record;
+  }
+  void PostAndGiveBack() {
+    Post();
+    Set().TellStagedEnds();
+    Set().GiveBackRecalled();
+  }
+  // The target lends, and recalls at once, because others wait too.
+  void LendAndRecall(std::vector<uint32_t> buffers) {
+    ASSERT_OK(Says(FrameType::kStageLend, StageLendFrame{.buffers = std::move(buffers)}));
+    ASSERT_OK(Says(FrameType::kStageRecall, StageRecallFrame{}));
+  }
+  // The child is over at both ends.
+  void EndChild() {
+    ASSERT_EQ(endpoint_->ops.size(), 1u);
+    const uint64_t child = endpoint_->ops.front().transfer;
+    Complete(*link_);
+    EXPECT_THAT(Frames(), Contains(FrameType::kStage));
+    ASSERT_OK(Says(FrameType::kStaged, StagedFrame{.transfer = child, .good = true}));
+  }
+
+  Link* link_ = nullptr;
+};
+
+TEST_F(StagedTransferSetTest, ABufferThatIsRecalledAsItIsLentIsUsedOnce) {
+  const TransferPtr first = SubmitStaged(1);
+  const TransferPtr second = SubmitStaged(2);
+  PostAndGiveBack();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageAsk));
+  for (const auto& record : {first, second}) {
+    LendAndRecall({3});
+    PostAndGiveBack();
+    EndChild();
+    PostAndGiveBack();
+    EXPECT_EQ(record->state(), TransferState::kDone);
+    EXPECT_THAT(Frames(), Contains(FrameType::kStageBack));
+  }
+  ExpectNothingLeft();
+}
+
+TEST_F(StagedTransferSetTest, ARecalledBufferThatNobodyUsesGoesBack) {
+  SubmitStaged(1);
+  PostAndGiveBack();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageAsk));
+  LendAndRecall({2, 3});
+  PostAndGiveBack();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageBack)) << "one of them is in use";
+  EndChild();
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageBack));
+  Set().TellStagedEnds();
+  ExpectNothingLeft();
 }
 
 TEST_F(TransferSetTest, AKeyOnItsWayIsLookedForSoon) {

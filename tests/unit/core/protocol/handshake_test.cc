@@ -50,7 +50,7 @@ class HandshakeTest : public ::testing::Test {
     return {.initiator = prefill_.incarnation,
             .target = decode_.incarnation,
             .session = 77,
-            .oldest_kept = 4,
+            .peer_session = 4,
             .name = "prefill-0"};
   }
   Handshake Dials(uint8_t nonce = 1) const {

@@ -15,7 +15,6 @@
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/unit/core/protocol/golden/frames_v1.h"
-#include "tests/unit/core/protocol/golden/frames_v2.h"
 #include "tests/unit/core/protocol/golden/frames_v3.h"
 #include "tests/unit/core/protocol/golden/frames_v4.h"
 #include "tests/unit/core/protocol/golden/frames_v5.h"
@@ -57,11 +56,14 @@ const HelloFrame kHello{.min_version = 1,
                         .initiator = IncarnationFrom(0x10),
                         .target = IncarnationFrom(0x40),
                         .session = 0x1122334455667788,
-                        .oldest_kept = 9,
+                        .peer_session = 9,
                         .auth = {AuthMethod::kNone, AuthMethod{7}},
                         .name = "prefill-0"};
-const HelloAckFrame kHelloAck{
-    .version = 7, .auth = AuthMethod::kNone, .target = IncarnationFrom(0x40), .last_region = 12};
+const HelloAckFrame kHelloAck{.version = 7,
+                              .auth = AuthMethod::kNone,
+                              .target = IncarnationFrom(0x40),
+                              .session = 0x8877665544332211,
+                              .last_region = 12};
 const RefuseFrame kRefuse{.reason = RefuseReason::kSession,
                           .min_version = 1,
                           .max_version = 3,
@@ -377,35 +379,50 @@ TEST(WireFormat, DamagedEnvelopesAreRefused) {
   }
 }
 
-TEST(WireFormat, PiggybackBytesAreKept) {
-  const std::string carried = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
-  const std::string own = EncodeMessage(FrameType::kPing, 3, 0x0102, kPing);
-  const std::string message = EncodePiggyback(8, 9, carried, own);
-  EXPECT_EQ(Hex(message), Golden(golden::kPiggybackMessage));
-  ASSERT_OK_AND_ASSIGN(const Envelope envelope, DecodeEnvelope(AsBytes(message)));
-  EXPECT_EQ(envelope.type, FrameType::kPiggyback);
-  EXPECT_EQ(envelope.sequence, 0u);
-  EXPECT_EQ(envelope.ack, 8u);
-  ASSERT_OK_AND_ASSIGN(const PiggybackMessages both, DecodePiggyback(envelope.body));
-  EXPECT_EQ(both.session, 9u);
-  EXPECT_TRUE(testing::SameBytes(carried, both.carried));
-  EXPECT_TRUE(testing::SameBytes(own, both.own));
+// Nobody has a session without a number: 0 says that one is not known.
+TEST(WireFormat, ASessionIsNotNumber0) {
+  HelloFrame hello = kHello;
+  hello.session = 0;
+  EXPECT_TRUE(Fails(Decode<HelloFrame>(AsBytes(Encode(hello))), kInvalid, {"hello", "session"}));
+  HelloAckFrame ack = kHelloAck;
+  ack.session = 0;
+  EXPECT_TRUE(
+      Fails(Decode<HelloAckFrame>(AsBytes(Encode(ack))), kInvalid, {"hello-ack", "session"}));
+  hello = kHello;
+  hello.peer_session = 0;
+  EXPECT_OK(Decode<HelloFrame>(AsBytes(Encode(hello))));
 }
 
-// The first of the two says how long it is; the second must be a whole envelope at least.
-TEST(WireFormat, DamagedPiggybacksAreRefused) {
-  const std::string carried = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
-  const std::string own = EncodeMessage(FrameType::kAck, 3, 4, std::string_view());
-  const std::string body = EncodePiggyback(8, 9, carried, own).substr(kEnvelopeBytes);
-  ASSERT_OK(DecodePiggyback(AsBytes(body)));
-  for (size_t size = 0; size < body.size(); ++size) {
-    EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(body).first(size)), kInvalid, {"piggyback"})) << size;
+// Each frame with a number is for one half of a session.
+TEST(WireFormat, WhichFramesComeFromAnInitiator) {
+  for (const FrameType type :
+       {FrameType::kOpen, FrameType::kAmend, FrameType::kAbort, FrameType::kDiscard,
+        FrameType::kSlotRequest, FrameType::kQuiet, FrameType::kLeaseRead, FrameType::kFetchEnd,
+        FrameType::kStageAsk, FrameType::kStageBack, FrameType::kStage}) {
+    EXPECT_TRUE(IsFromInitiator(type)) << static_cast<int>(type);
   }
-  std::string bad = body;
-  bad.replace(8 + 4, 4, "\xff\xff\xff\xff");
-  EXPECT_TRUE(Fails(DecodePiggyback(AsBytes(bad)), kInvalid, {"piggyback"}));
-  EXPECT_TRUE(Fails(DecodeNumbered(AsBytes(EncodeMessage(FrameType::kAck, 0, 4, ""))), kInvalid,
-                    {"number"}));
+  for (const FrameType type :
+       {FrameType::kReleased, FrameType::kSlotGrant, FrameType::kCredit, FrameType::kQuiesce,
+        FrameType::kKvAnswer, FrameType::kLeaseAnswer, FrameType::kStageLend,
+        FrameType::kStageRecall, FrameType::kStaged}) {
+    EXPECT_FALSE(IsFromInitiator(type)) << static_cast<int>(type);
+  }
+}
+
+TEST(WireFormat, AMessageHoldsOneFrameOrMore) {
+  const std::string first = EncodeMessage(FrameType::kQuiet, 5, 6, QuietFrame{.id = 7});
+  const std::string second = EncodeMessage(FrameType::kAck, 0, 9, std::string_view());
+  const std::string both = first + second;
+  std::span<const std::byte> left = AsBytes(both);
+  EXPECT_TRUE(testing::SameBytes(first, TakeFrame(left)));
+  EXPECT_TRUE(testing::SameBytes(second, TakeFrame(left)));
+  EXPECT_TRUE(left.empty());
+  // Expect what is too short, or says that it is longer than it is, to be taken whole and refused.
+  for (const std::string& bad : {first.substr(0, 7), first.substr(0, first.size() - 1)}) {
+    left = AsBytes(bad);
+    EXPECT_FALSE(DecodeEnvelope(TakeFrame(left)).ok());
+    EXPECT_TRUE(left.empty());
+  }
 }
 
 TEST(WireFormat, ImmediateHoldsSlotAndGeneration) {

@@ -5,7 +5,8 @@
 namespace kvxfer::golden {
 
 // The body of hello-ack (type 2), which has another one before.
-inline constexpr char kHelloAck[] = "0700 00 404142434445464748494a4b4c4d4e4f 0c000000";
+inline constexpr char kHelloAck[] =
+    "0700 00 404142434445464748494a4b4c4d4e4f 1122334455667788 0c000000";
 
 // The body of key (type 32), from either side.
 inline constexpr char kDialledKey[] =

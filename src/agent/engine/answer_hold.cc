@@ -1,10 +1,10 @@
-#include "src/agent/engine/ack_hold.h"
+#include "src/agent/engine/answer_hold.h"
 
 namespace kvxfer {
 
-bool AckHold::Holds(bool leaving, Time now) {
+bool AnswerHold::Holds(bool leaving, Time now) {
   const bool wanted = leaving && MayBegin();
-  // Counted from the first acknowledgement that was held back.
+  // Counted from the first one that was held back.
   if (!wanted || (since_ != Time{} && now - since_ > kAnswersWithin)) {
     OnSent(now);
     return false;
@@ -13,17 +13,17 @@ bool AckHold::Holds(bool leaving, Time now) {
   return true;
 }
 
-bool AckHold::MayBegin() {
+bool AnswerHold::MayBegin() {
   if (eager_ == 0) return true;
   --eager_;
   return false;
 }
 
-void AckHold::OnSent(Time now) {
+void AnswerHold::OnSent(Time now) {
   if (since_ == Time{}) return;
   late_ = now - since_ > kAnswersWithin ? late_ + 1 : 0;
-  if (late_ == kLateAcks) eager_ = kEagerAcks;
-  late_ %= kLateAcks;
+  if (late_ == kLate) eager_ = kEager;
+  late_ %= kLate;
   since_ = Time{};
 }
 

@@ -1,15 +1,15 @@
-// When acknowledgements wait for the answer of an application, and when they do not.
-#include "src/agent/engine/ack_hold.h"
+// When answers to the peer wait for the one of the application, and when they do not.
+#include "src/agent/engine/answer_hold.h"
 
 #include <gtest/gtest.h>
 
 namespace kvxfer::testing {
 namespace {
 
-constexpr Duration kInTime = AckHold::kAnswersWithin;
-constexpr Duration kTooLate = AckHold::kAnswersWithin + Duration(1);
+constexpr Duration kInTime = AnswerHold::kAnswersWithin;
+constexpr Duration kTooLate = AnswerHold::kAnswersWithin + Duration(1);
 
-class AckHoldTest : public ::testing::Test {
+class AnswerHoldTest : public ::testing::Test {
  protected:
   // The driver leaves, and the answer comes after `delay`.
   void Answer(Duration delay) {
@@ -18,17 +18,17 @@ class AckHoldTest : public ::testing::Test {
     EXPECT_FALSE(hold_.Holds(false, now_));
   }
 
-  AckHold hold_;
+  AnswerHold hold_;
   Time now_ = Time{} + std::chrono::hours(1);
 };
 
-TEST_F(AckHoldTest, OnlyADriverThatLeavesHolds) {
+TEST_F(AnswerHoldTest, OnlyADriverThatLeavesHolds) {
   EXPECT_FALSE(hold_.Holds(false, now_));
   EXPECT_TRUE(hold_.Holds(true, now_));
   EXPECT_FALSE(hold_.Holds(false, now_)) << "it has answered";
 }
 
-TEST_F(AckHoldTest, TheTimeBeginsWithTheFirst) {
+TEST_F(AnswerHoldTest, TheTimeBeginsWithTheFirst) {
   EXPECT_TRUE(hold_.Holds(true, now_));
   EXPECT_TRUE(hold_.Holds(true, now_ + kInTime));
   EXPECT_FALSE(hold_.Holds(true, now_ + kTooLate));
@@ -37,18 +37,18 @@ TEST_F(AckHoldTest, TheTimeBeginsWithTheFirst) {
   EXPECT_TRUE(hold_.Holds(true, now_ + kTooLate + kInTime));
 }
 
-TEST_F(AckHoldTest, OneLateAnswerChangesNothing) {
+TEST_F(AnswerHoldTest, OneLateAnswerChangesNothing) {
   for (int i = 0; i < 10; ++i) {
     Answer(kTooLate);
     Answer(kInTime);
   }
 }
 
-TEST_F(AckHoldTest, LateAnswersInARowMakeItEagerForAWhile) {
-  for (uint32_t i = 0; i < AckHold::kLateAcks; ++i) Answer(kTooLate);
+TEST_F(AnswerHoldTest, LateAnswersInARowMakeItEagerForAWhile) {
+  for (uint32_t i = 0; i < AnswerHold::kLate; ++i) Answer(kTooLate);
   // Expect that what nobody would have held back does not count.
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(hold_.Holds(false, now_));
-  for (uint32_t i = 0; i < AckHold::kEagerAcks; ++i) EXPECT_FALSE(hold_.Holds(true, now_)) << i;
+  for (uint32_t i = 0; i < AnswerHold::kEager; ++i) EXPECT_FALSE(hold_.Holds(true, now_)) << i;
   Answer(kTooLate);
   Answer(kInTime);
   Answer(kTooLate);

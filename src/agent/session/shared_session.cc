@@ -1,0 +1,128 @@
+#include "src/agent/session/shared_session.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/core/base/log.h"
+#include "src/core/base/random.h"
+#include "src/core/base/strings.h"
+
+namespace kvxfer {
+namespace {
+
+// What is larger goes by itself: to gather is to copy.
+constexpr size_t kMaxGatheredBytes = 8 * 1024;
+
+}  // namespace
+
+SharedSession::SharedSession(User* user, Session::Party self, Session::Party peer)
+    : user_(user),
+      session_(self, peer, RandomNonZero64(), Now()),
+      smaller_(self.incarnation < peer.incarnation) {}
+
+// --- links ---
+
+void SharedSession::OnLinkUp(SessionLink& link) {
+  links_.push_back(&link);
+  session_.OnLinkUp();
+}
+
+void SharedSession::OnLinkDown(const SessionLink& link, const absl::Status& why, Time now) {
+  if (std::erase(links_, &link) == 0) return;
+  session_.OnLinkDown(now);
+  if (session_.state() == Session::State::kUnlinked) user_->OnUnlinked(*this, why);
+  RenewIfOver();
+}
+
+SessionLink* SharedSession::Best() const {
+  if (session_.state() != Session::State::kLinked) return nullptr;
+  const auto rank = [this](const SessionLink* link) {
+    return std::pair(link->backend, link->dialled != smaller_);
+  };
+  SessionLink* best = nullptr;
+  for (SessionLink* const link : links_) {
+    if (link->open() && (best == nullptr || rank(link) < rank(best))) best = link;
+  }
+  return best;
+}
+
+bool SharedSession::PeerDialled() const {
+  return std::ranges::any_of(
+      links_, [](const SessionLink* link) { return !link->dialled && link->open(); });
+}
+
+// --- messages ---
+
+absl::Status SharedSession::OnNumbered(const Envelope& envelope) {
+  absl::Status status =
+      session_.OnNumbered(envelope, [this](const auto& frame) { return Pass(frame); });
+  if (status.ok() && target_ != nullptr) target_->OnFramesTaken();
+  return status;
+}
+
+absl::Status SharedSession::Pass(const ReliableChannel::Incoming& frame) {
+  // What a frame before it has led to.
+  if (session_.state() == Session::State::kEnding) return absl::OkStatus();
+  SessionHalf* half = target_;
+  if (!IsFromInitiator(frame.type)) half = has_initiator() ? initiators_.front() : nullptr;
+  if (half == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
+                                                   " is about nothing that ever was"));
+  }
+  if (auto status = half->OnFrame(frame); !status.ok()) return status;
+  // An answer is told before what the peer begins after it.
+  if (half != target_) half->OnFramesTaken();
+  return absl::OkStatus();
+}
+
+void SharedSession::Flush(SessionLink* over, bool answers_wait) {
+  SessionLink* const link = over != nullptr ? over : Best();
+  if (link == nullptr) return;
+  ReliableChannel& channel = session_.channel();
+  if (answers_wait && channel.AllToSend([](FrameType type) { return !IsFromInitiator(type); })) {
+    return;
+  }
+  std::string several;
+  while (const size_t count = channel.GatherToSend(kMaxGatheredBytes, several)) {
+    if (!link->endpoint->Send(std::as_bytes(std::span(several)))) return;
+    for (size_t i = 0; i < count; ++i) channel.MessageSent();
+  }
+  while (const std::string* message = channel.NextToSend()) {
+    if (!link->endpoint->Send(std::as_bytes(std::span(*message)))) return;
+    channel.MessageSent();
+  }
+  if (!channel.ack_pressing()) return;
+  const std::string ack = channel.AckMessage();
+  // If it does not fit it is dropped: the next message acknowledges too.
+  link->endpoint->Send(std::as_bytes(std::span(ack)));
+}
+
+// --- the end ---
+
+void SharedSession::Fail(const absl::Status& why) {
+  if (session_.state() == Session::State::kEnding) return;
+  const std::string& name = session_.peer().name;
+  Log(LogLevel::kError, "peer {} broke the protocol: {}", name, ToStd(why.message()));
+  End(absl::InternalError(absl::StrCat("peer ", name, " broke the protocol: ", why.message())),
+      Ends::kAll);
+}
+
+void SharedSession::End(const absl::Status& why, Ends which) {
+  if (session_.state() == Session::State::kEnding) return;
+  session_.End(Now());
+  if (has_initiator()) initiators_.front()->OnSessionEnd(why, which);
+  if (target_ != nullptr) target_->OnSessionEnd(why, which);
+  RenewIfOver();
+}
+
+void SharedSession::RenewIfOver() {
+  if (!session_.renewable()) return;
+  user_->OnOver(*this);
+  session_.Renew();
+  if (has_initiator()) initiators_.front()->OnSessionRenewed();
+}
+
+}  // namespace kvxfer

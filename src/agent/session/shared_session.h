@@ -1,0 +1,138 @@
+// The session with one incarnation of a peer, as this agent's two halves share it: Peer, for what
+// the agent initiates, and InboundSession, for what it is the target of. Control frames of both
+// halves go over the best link that is up, whoever dialled it.
+//
+// The session ends for both halves at once. Each closes its links; when the last one is down,
+// nothing can land any more, and the next session may begin.
+//
+// Thread-safety: none; owned by the engine.
+
+#ifndef KVXFER_AGENT_SESSION_SHARED_SESSION_H_
+#define KVXFER_AGENT_SESSION_SHARED_SESSION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvxfer/backend.h"
+#include "src/agent/engine/runtime.h"
+#include "src/core/base/clock.h"
+#include "src/core/protocol/session.h"
+
+namespace kvxfer {
+
+// A connection that may carry the frames of a session.
+class SessionLink : public EndpointUser {
+ public:
+  SessionLink(size_t backend_index, bool dialled_here, std::unique_ptr<Endpoint> link_endpoint)
+      : backend(backend_index), dialled(dialled_here), endpoint(std::move(link_endpoint)) {}
+  // Frames may be sent over it.
+  virtual bool open() const = 0;
+
+  const size_t backend;  // its place in Runtime::backends
+  const bool dialled;    // by this agent
+  std::unique_ptr<Endpoint> endpoint;
+};
+
+class SessionHalf {
+ public:
+  // Which of the transfers that have not begun end with the session: all, or only those that were
+  // posted before its last connection was lost.
+  enum class Ends : uint8_t { kAll, kPreceding };
+
+  virtual ~SessionHalf() = default;
+  // A frame for this half, in order. An error: the peer broke the protocol.
+  virtual absl::Status OnFrame(const ReliableChannel::Incoming& frame) = 0;
+  // Frames have been taken, for whichever half: carries out what follows from them.
+  virtual void OnFramesTaken() = 0;
+  // The session is over: closes the half's links.
+  virtual void OnSessionEnd(const absl::Status& why, Ends which) = 0;
+};
+
+class InitiatorHalf : public SessionHalf {
+ public:
+  // A session has begun of which the peer knows nothing.
+  virtual void OnSessionRenewed() = 0;
+};
+
+class SharedSession {
+ public:
+  using Ends = SessionHalf::Ends;
+
+  class User {
+   public:
+    virtual ~User() = default;
+    // The last link is down. The session goes on.
+    virtual void OnUnlinked(SharedSession& shared, const absl::Status& why) = 0;
+    // It is over, and nothing of it can land any more. The target half is there for the last time.
+    virtual void OnOver(SharedSession& shared) = 0;
+  };
+
+  SharedSession(User* user, Session::Party self, Session::Party peer);
+
+  Session& session() { return session_; }
+  const Session& session() const { return session_; }
+  const Incarnation& peer() const { return session_.peer().incarnation; }
+
+  // --- its halves ---
+  // Null: there is none.
+  void SetTarget(SessionHalf* target) { target_ = target; }
+  // A peer that is removed stays until it is closed, and one that is added again waits behind it.
+  // What has entered lets go when nothing of it points here any more.
+  void Enter(InitiatorHalf* half) {
+    initiators_.push_back(half);
+    ++holders_;
+  }
+  void Leave(const InitiatorHalf* half) { std::erase(initiators_, half); }
+  void LetGo() { --holders_; }
+  bool IsActive(const InitiatorHalf* half) const {
+    return !initiators_.empty() && initiators_.front() == half;
+  }
+  bool has_initiator() const { return !initiators_.empty(); }
+  bool in_use() const { return holders_ > 0 || target_ != nullptr; }
+
+  // --- links ---
+  void OnLinkUp(SessionLink& link);
+  // Of one that was up.
+  void OnLinkDown(const SessionLink& link, const absl::Status& why, Time now);
+  // Frames can be sent.
+  bool linked() const { return Best() != nullptr; }
+  // The peer has a connection of its own to this agent.
+  bool PeerDialled() const;
+
+  // --- messages ---
+  // One with a number. An error: the peer broke the protocol; see Fail.
+  absl::Status OnNumbered(const Envelope& envelope);
+  // Sends what there is, as far as there is space. `over`: the link that it has to take; null: the
+  // best one. `answers_wait`: nothing, if there are only answers to what the peer initiates.
+  void Flush(SessionLink* over, bool answers_wait = false);
+
+  // --- the end ---
+  // The peer broke the protocol.
+  void Fail(const absl::Status& why);
+  // Does nothing to one that has ended.
+  void End(const absl::Status& why, Ends which);
+
+ private:
+  // The same for both ends, where both have the same backends: of two links over one backend, that
+  // which the smaller incarnation dialled. So a conversation stays on one connection.
+  SessionLink* Best() const;
+  absl::Status Pass(const ReliableChannel::Incoming& frame);
+  void RenewIfOver();
+
+  User* const user_;
+  Session session_;
+  const bool smaller_;               // this incarnation
+  std::vector<SessionLink*> links_;  // that are up, or closing
+  SessionHalf* target_ = nullptr;
+  std::deque<InitiatorHalf*> initiators_;  // the first is active
+  size_t holders_ = 0;
+};
+
+}  // namespace kvxfer
+
+#endif  // KVXFER_AGENT_SESSION_SHARED_SESSION_H_

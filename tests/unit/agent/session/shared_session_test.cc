@@ -1,0 +1,313 @@
+// A session as its two halves share it: which link its frames take, for which half each frame is,
+// and how it ends for both.
+
+#include "src/agent/session/shared_session.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/unit/agent/session/fake_peer.h"
+
+namespace kvxfer::testing {
+namespace {
+
+using State = Session::State;
+using Ends = SessionHalf::Ends;
+
+Session::Party PartyOf(uint8_t first, const std::string& name) {
+  Session::Party party{.name = name};
+  party.incarnation.bytes[0] = first;
+  return party;
+}
+
+// A connection as the session sees it.
+class BareLink : public SessionLink {
+ public:
+  BareLink(size_t backend_index, bool dialled_here)
+      : SessionLink(backend_index, dialled_here, std::make_unique<FakeEndpoint>()) {}
+  void OnEvent(Event& /*event*/) override {}
+  bool open() const override { return is_open; }
+  FakeEndpoint& wire() { return static_cast<FakeEndpoint&>(*endpoint); }
+  // The types of the messages that were sent over it since the last call.
+  std::vector<FrameType> Sent() {
+    std::vector<FrameType> types;
+    messages = wire().sent.size();
+    for (const std::string& message : std::exchange(wire().sent, {})) {
+      for (std::span<const std::byte> left = std::as_bytes(std::span(message)); !left.empty();) {
+        types.push_back(DecodeEnvelope(TakeFrame(left))->type);
+      }
+    }
+    return types;
+  }
+  bool is_open = true;
+  size_t messages = 0;  // in which they came
+};
+
+// Both halves: what has happened to them, in order, in one list.
+class Half : public InitiatorHalf {
+ public:
+  Half(std::string name, std::vector<std::string>* log) : name_(std::move(name)), log_(log) {}
+  absl::Status OnFrame(const ReliableChannel::Incoming& frame) override {
+    log_->push_back(name_ + " takes " + std::to_string(static_cast<int>(frame.type)));
+    return answer;
+  }
+  void OnFramesTaken() override { log_->push_back(name_ + " acts"); }
+  void OnSessionEnd(const absl::Status& why, Ends which) override {
+    log_->push_back(name_ + (which == Ends::kAll ? " ends all: " : " ends: ") +
+                    std::string(why.message()));
+  }
+  void OnSessionRenewed() override { log_->push_back(name_ + " begins"); }
+  absl::Status answer{};
+
+ private:
+  const std::string name_;
+  std::vector<std::string>* const log_;
+};
+
+class SharedSessionTest : public ::testing::Test, public SharedSession::User {
+ protected:
+  // What happened since the last call.
+  std::vector<std::string> Log() { return std::exchange(log_, {}); }
+  using Lines = std::vector<std::string>;
+
+  Envelope Numbered(FrameType type) { return {.type = type, .sequence = ++sequence_}; }
+  void Say(size_t frames = 1) {
+    for (size_t i = 0; i < frames; ++i) {
+      shared_.session().channel().Push(FrameType::kQuiet, QuietFrame{});
+    }
+  }
+  void Lose(const SessionLink& link) {
+    shared_.OnLinkDown(link, absl::UnavailableError("cut"), Now());
+  }
+
+  std::vector<std::string> log_;
+  uint64_t sequence_ = 0;
+  SharedSession shared_{this, PartyOf(1, "here"), PartyOf(2, "there")};
+  Half target_{"target", &log_};
+  Half initiator_{"initiator", &log_};
+
+ private:
+  void OnUnlinked(SharedSession& /*shared*/, const absl::Status& why) override {
+    log_.push_back("unlinked: " + std::string(why.message()));
+  }
+  void OnOver(SharedSession& shared) override {
+    EXPECT_TRUE(shared.session().renewable());
+    log_.push_back("over");
+  }
+};
+
+TEST_F(SharedSessionTest, FramesTakeTheFirstBackendWhoeverDialled) {
+  BareLink slow(3, true);
+  BareLink fast(1, false);
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_FALSE(shared_.linked());
+  shared_.OnLinkUp(slow);
+  shared_.Flush(nullptr);
+  EXPECT_EQ(slow.Sent().size(), 1u);
+  EXPECT_FALSE(shared_.PeerDialled());
+  shared_.OnLinkUp(fast);
+  EXPECT_TRUE(shared_.PeerDialled());
+  Say(2);
+  shared_.Flush(nullptr);
+  EXPECT_EQ(fast.Sent().size(), 2u);
+  EXPECT_EQ(fast.messages, 1u) << "they go together";
+  EXPECT_TRUE(slow.Sent().empty());
+  // Expect what goes together with data to take the data's link.
+  Say();
+  shared_.Flush(&slow);
+  EXPECT_EQ(slow.Sent().size(), 1u);
+  // Expect nothing over a link that closes.
+  fast.is_open = false;
+  EXPECT_FALSE(shared_.PeerDialled());
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_EQ(slow.Sent().size(), 1u);
+  EXPECT_TRUE(fast.Sent().empty());
+}
+
+// So that both sides speak over the same one.
+TEST_F(SharedSessionTest, OfTwoLinksThatOfTheSmallerIncarnationIsTaken) {
+  for (const bool smaller : {true, false}) {
+    SharedSession shared(this, PartyOf(smaller ? 1 : 3, "here"), PartyOf(2, "there"));
+    BareLink own(0, true);
+    BareLink theirs(0, false);
+    shared.OnLinkUp(theirs);
+    shared.OnLinkUp(own);
+    shared.session().channel().Push(FrameType::kQuiet, QuietFrame{});
+    shared.Flush(nullptr);
+    EXPECT_EQ(own.Sent().size(), smaller ? 1u : 0u);
+    EXPECT_EQ(theirs.Sent().size(), smaller ? 0u : 1u);
+  }
+}
+
+TEST_F(SharedSessionTest, WhatALinkHadTakenGoesAgainOverAnother) {
+  BareLink own(0, true);
+  BareLink theirs(0, false);
+  shared_.OnLinkUp(own);
+  shared_.OnLinkUp(theirs);
+  Say(3);
+  shared_.Flush(nullptr);
+  EXPECT_EQ(own.Sent().size(), 3u);
+  Lose(own);
+  shared_.Flush(nullptr);
+  EXPECT_EQ(theirs.Sent().size(), 3u);
+  EXPECT_TRUE(Log().empty()) << "it is still linked";
+}
+
+TEST_F(SharedSessionTest, AFullLinkIsTriedAgain) {
+  BareLink link(0, true);
+  shared_.OnLinkUp(link);
+  link.wire().messages = 1;
+  Say();
+  shared_.Flush(nullptr);
+  Say(2);
+  shared_.Flush(nullptr);
+  EXPECT_EQ(link.Sent().size(), 1u);
+  link.wire().messages = 100;
+  shared_.Flush(nullptr);
+  EXPECT_EQ(link.Sent().size(), 2u);
+}
+
+// What is large goes by itself.
+TEST_F(SharedSessionTest, FramesGoTogetherWhereTheyAreSmall) {
+  BareLink link(0, true);
+  shared_.OnLinkUp(link);
+  ReliableChannel& channel = shared_.session().channel();
+  for (const size_t bytes : {100, 100, 10'000, 100, 10'000, 10'000}) {
+    channel.Push(FrameType::kOpen, std::string(bytes, 'x'));
+  }
+  shared_.Flush(nullptr);
+  EXPECT_EQ(link.Sent().size(), 6u);
+  EXPECT_EQ(link.messages, 5u);
+  EXPECT_EQ(channel.NextToSend(), nullptr);
+}
+
+// The answers may go together with what the application answers.
+TEST_F(SharedSessionTest, AnswersWaitForWhatThisSideInitiates) {
+  BareLink link(0, true);
+  shared_.OnLinkUp(link);
+  ReliableChannel& channel = shared_.session().channel();
+  channel.Push(FrameType::kReleased, ReleasedFrame{});
+  shared_.Flush(nullptr, true);
+  EXPECT_TRUE(link.Sent().empty());
+  channel.Push(FrameType::kOpen, OpenFrame{.transfer = 1});
+  shared_.Flush(nullptr, true);
+  EXPECT_EQ(link.Sent(), (std::vector<FrameType>{FrameType::kReleased, FrameType::kOpen}));
+  EXPECT_EQ(link.messages, 1u);
+  channel.Push(FrameType::kReleased, ReleasedFrame{});
+  shared_.Flush(nullptr);
+  EXPECT_EQ(link.Sent().size(), 1u);
+}
+
+// Frames of either half are acknowledged together, and an acknowledgement is not acknowledged.
+TEST_F(SharedSessionTest, OneStreamOfAcknowledgements) {
+  BareLink link(0, true);
+  shared_.SetTarget(&target_);
+  shared_.Enter(&initiator_);
+  shared_.OnLinkUp(link);
+  for (uint64_t i = 0; i < ReliableChannel::kAckEvery; ++i) {
+    shared_.Flush(nullptr);
+    EXPECT_TRUE(link.Sent().empty());
+    const FrameType type = i % 2 == 0 ? FrameType::kOpen : FrameType::kReleased;
+    EXPECT_OK(shared_.OnNumbered(Numbered(type)));
+  }
+  shared_.Flush(nullptr);
+  EXPECT_EQ(link.Sent(), std::vector<FrameType>{FrameType::kAck});
+  shared_.Flush(nullptr);
+  EXPECT_TRUE(link.Sent().empty());
+}
+
+TEST_F(SharedSessionTest, EachFrameIsForOneHalf) {
+  BareLink link(0, false);
+  shared_.SetTarget(&target_);
+  shared_.Enter(&initiator_);
+  shared_.OnLinkUp(link);
+  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kOpen)));
+  EXPECT_EQ(Log(), (Lines{"target takes 4", "target acts"}));
+  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kReleased)));
+  EXPECT_EQ(Log(), (Lines{"initiator takes 10", "initiator acts", "target acts"}));
+  // Expect an answer to be told before what the peer began after it, also where both waited for a
+  // frame before them.
+  const Envelope missing = Numbered(FrameType::kOpen);
+  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kReleased)));
+  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kOpen)));
+  EXPECT_EQ(Log(), (Lines{"target acts", "target acts"}));
+  EXPECT_OK(shared_.OnNumbered(missing));
+  EXPECT_EQ(Log(), (Lines{"target takes 4", "initiator takes 10", "initiator acts",
+                          "target takes 4", "target acts"}));
+}
+
+TEST_F(SharedSessionTest, FramesForAHalfThatIsNotThere) {
+  BareLink link(0, false);
+  shared_.OnLinkUp(link);
+  EXPECT_FALSE(shared_.OnNumbered(Numbered(FrameType::kOpen)).ok());
+  EXPECT_FALSE(shared_.OnNumbered(Numbered(FrameType::kReleased)).ok());
+}
+
+TEST_F(SharedSessionTest, ItEndsForBothHalvesAndBeginsAgainWhenItsLinksAreDown) {
+  BareLink own(0, true);
+  BareLink theirs(0, false);
+  shared_.SetTarget(&target_);
+  shared_.Enter(&initiator_);
+  shared_.OnLinkUp(own);
+  shared_.OnLinkUp(theirs);
+  const uint64_t number = shared_.session().number();
+  shared_.End(absl::UnavailableError("enough"), Ends::kPreceding);
+  EXPECT_EQ(Log(), (Lines{"initiator ends: enough", "target ends: enough"}));
+  // Expect it to end once, and nothing of it to be sent or taken.
+  shared_.End(absl::UnavailableError("again"), Ends::kAll);
+  shared_.Fail(absl::InvalidArgumentError("nonsense"));
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_TRUE(own.Sent().empty());
+  EXPECT_FALSE(shared_.linked());
+  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kOpen)));
+  EXPECT_EQ(Log(), (Lines{"target acts"}));
+  Lose(own);
+  EXPECT_TRUE(Log().empty());
+  EXPECT_EQ(shared_.session().number(), number);
+  Lose(theirs);
+  EXPECT_EQ(Log(), (Lines{"over", "initiator begins"}));
+  EXPECT_EQ(shared_.session().number(), number + 1);
+  EXPECT_EQ(shared_.session().state(), State::kNew);
+}
+
+TEST_F(SharedSessionTest, WithoutALinkItEndsAtOnce) {
+  BareLink link(0, true);
+  shared_.Enter(&initiator_);
+  shared_.OnLinkUp(link);
+  Lose(link);
+  EXPECT_EQ(Log(), (Lines{"unlinked: cut"}));
+  shared_.Fail(absl::InvalidArgumentError("nonsense"));
+  EXPECT_EQ(Log(), (Lines{"initiator ends all: peer there broke the protocol: nonsense", "over",
+                          "initiator begins"}));
+}
+
+TEST_F(SharedSessionTest, APeerThatIsAddedAgainWaitsForTheOneBefore) {
+  Half heir("heir", &log_);
+  BareLink link(0, true);
+  shared_.Enter(&initiator_);
+  shared_.Enter(&heir);
+  EXPECT_TRUE(shared_.IsActive(&initiator_));
+  EXPECT_FALSE(shared_.IsActive(&heir));
+  shared_.OnLinkUp(link);
+  shared_.End(absl::CancelledError("removed"), Ends::kAll);
+  shared_.Leave(&initiator_);
+  EXPECT_TRUE(shared_.IsActive(&heir));
+  EXPECT_EQ(Log(), (Lines{"initiator ends all: removed"}));
+  Lose(link);
+  EXPECT_EQ(Log(), (Lines{"over", "heir begins"}));
+  shared_.Leave(&heir);
+  EXPECT_TRUE(shared_.in_use());
+  shared_.LetGo();
+  shared_.LetGo();
+  EXPECT_FALSE(shared_.in_use());
+}
+
+}  // namespace
+}  // namespace kvxfer::testing
