@@ -94,9 +94,19 @@ class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
   absl::Status AttemptWell() {
     hooks_->kvxfer_standin_fail_none();
     agents_.clear();
+    PushWrites();
     absl::Status status = Attempt();
     agents_.clear();
     return status;
+  }
+
+  // Where a flush failed, the next one would bring what a NIC wrote then, over what this attempt
+  // has written since.
+  void PushWrites() {
+    for (const TestMemory* memory : {&a_, &b_}) {
+      std::byte byte{};
+      hooks_->kvxfer_standin_nic_read(memory->address(), &byte, 1);  // if NICs may have it
+    }
   }
 
   // How often each call is made by an attempt that succeeds.
