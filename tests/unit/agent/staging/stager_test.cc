@@ -246,6 +246,8 @@ TEST_F(StagerTest, BuffersThatOthersWaitForGoBack) {
   EXPECT_NE(Post(write), 0u);
   Frames();
   stager_.OnRecall();
+  EXPECT_THAT(Frames(), IsEmpty()) << "what waits is offered first";
+  stager_.GiveBackRecalled();
   EXPECT_THAT(Frames(), ElementsAre(FrameType::kStageBack));
   EXPECT_THAT(back_, ElementsAre(0, 1));
   const uint64_t child = BeginChild();
