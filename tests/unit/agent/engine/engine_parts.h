@@ -29,6 +29,11 @@ class EngineParts : public FakePeer {
   }
   ~EngineParts() { runtime_.loop.Stop(); }
 
+  // A backend that reaches the peer, and regions at both.
+  void MakeReachable() {
+    Both("tcp");
+    MakeRegions();
+  }
   // What AddPeer does.
   absl::Status Install() {
     return gate_.CallFor<absl::Status>([&] { return peers_.Install(metadata_); });
