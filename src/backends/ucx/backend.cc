@@ -186,7 +186,11 @@ void UcxBackend::DropPath(Path* path) {
   paths_.erase(it);
   for (UcxEndpoint* endpoint : to_answer) {
     const auto next = PathTo(path->place(), path->reports_failure());
-    next.ok() ? endpoint->WelcomeAgain(*next) : endpoint->OnPathDown(next.status());
+    if (next.ok()) {
+      endpoint->WelcomeAgain(*next);
+    } else {
+      endpoint->OnPathDown(next.status());
+    }
   }
 }
 

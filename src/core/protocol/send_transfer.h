@@ -117,7 +117,7 @@ class SendTransfer {
   SendBook& book() { return book_; }
   const SendBook& book() const { return book_; }
   SuspectOps& suspects() { return suspects_; }
-  // Of one that is ending.
+  // How it ends, if it ends otherwise than done.
   SendEnd& end() { return end_; }
   const SendEnd& end() const { return end_; }
 

@@ -19,14 +19,19 @@
 
 namespace kvxfer::testing {
 
-class EngineParts : public FakePeer, private Driven {
+class EngineParts : public FakePeer {
  protected:
   EngineParts() {
     metadata_.incarnation = Incarnation::Random();
-    EXPECT_OK(runtime_.loop.Start(this, {}));
+    EXPECT_OK(runtime_.loop.Start(&idle_, {}));
   }
-  ~EngineParts() override { runtime_.loop.Stop(); }
+  ~EngineParts() { runtime_.loop.Stop(); }
 
+  // A backend that reaches the peer, and regions at both.
+  void MakeReachable() {
+    Both("tcp");
+    MakeRegions();
+  }
   // What AddPeer does.
   absl::Status Install() {
     return gate_.CallFor<absl::Status>([&] { return peers_.Install(metadata_); });
@@ -54,14 +59,21 @@ class EngineParts : public FakePeer, private Driven {
   CallGate gate_{&runtime_.loop, "here"};
   PeerViews views_;
   PeerTable peers_{&runtime_, &inbound_, &views_};
-  std::atomic<int> posts_{0};
+
+  int posts() const { return idle_.posts; }
 
  private:
-  bool Round(uint64_t /*readable*/, Time /*now*/, Leaving /*leaving*/) override { return false; }
-  bool QuickRound(Time /*now*/, Leaving /*leaving*/) override { return false; }
-  void Post() override { ++posts_; }
-  bool Arm() override { return true; }
-  Time NextTimer() override { return Time::max(); }
+  // An object of its own: the loop's thread calls it while a test's class is made and destroyed.
+  struct Idle final : Driven {
+    bool Round(uint64_t /*readable*/, Time /*now*/, Leaving /*leaving*/) override { return false; }
+    bool QuickRound(Time /*now*/, Leaving /*leaving*/) override { return false; }
+    void Post() override { ++posts; }
+    bool Arm() override { return true; }
+    Time NextTimer() override { return Time::max(); }
+
+    std::atomic<int> posts{0};
+  };
+  Idle idle_;
 };
 
 }  // namespace kvxfer::testing

@@ -54,7 +54,7 @@ TEST_F(EventServiceTest, TakingNotificationsReturnsCredit) {
   };
   const auto submissions = [&] {
     EXPECT_OK(gate_.Call([] {}));  // what was submitted before has run
-    return posts_.load();
+    return posts();
   };
   take();
   const int before = submissions();

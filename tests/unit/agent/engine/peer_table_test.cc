@@ -18,8 +18,7 @@ using ::testing::HasSubstr;
 class PeerTableTest : public ::testing::Test, public EngineParts {
  protected:
   PeerTableTest() {
-    Both("tcp");
-    MakeRegions();
+    MakeReachable();
     metadata_.last_region = 2;
     metadata_.host = {.hostname = "there", .boot_id = "boot", .pid = 1};
   }

@@ -19,8 +19,7 @@ class KvServiceTest : public ::testing::Test, public EngineParts {
   static constexpr auto kNotFound = absl::StatusCode::kNotFound;
 
   KvServiceTest() {
-    Both("tcp");
-    MakeRegions();
+    MakeReachable();
     const KvSlab slab{.model = {.layers = 2, .heads = 2, .k_size = 8, .v_size = 8},
                       .shard = {.layers = 2},
                       .blocks = 2,

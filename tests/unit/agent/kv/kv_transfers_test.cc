@@ -24,8 +24,7 @@ class KvTransfersTest : public ::testing::Test, public EngineParts {
   inline static const std::vector<uint32_t> kIds = {1, 0};
 
   KvTransfersTest() {
-    Both("tcp");
-    MakeRegions();
+    MakeReachable();
     transfers_->Open(transfers_);
   }
   static KvSlab Slab(uint32_t heads, uint32_t rank, uint32_t ranks) {
