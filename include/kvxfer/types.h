@@ -12,12 +12,10 @@
 #include <array>
 #include <chrono>
 #include <compare>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/status/status.h"
 
@@ -78,8 +76,7 @@ struct KvName {
   std::string text{};
 
   KvName() = default;
-  template <std::convertible_to<std::string_view> Text>
-  explicit KvName(Text&& name) : text(std::forward<Text>(name)) {}
+  explicit KvName(std::string_view name) : text(name) {}
   bool empty() const { return text.empty(); }
   auto operator<=>(const KvName&) const = default;
 };

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvxfer/backend.h"
+#include "kvxfer/notification.h"
 #include "src/agent/engine/backend_list.h"
 #include "src/core/base/nearest_word.h"
 #include "src/core/base/strings.h"

@@ -123,12 +123,12 @@ TEST_F(BackendPollerTest, ConnectionsOfPeersGoToWhoAcceptsThem) {
 
 // Expect that only those that copy themselves are asked, for as many completions as there are.
 TEST_F(BackendPollerTest, CompletionsOfCopiesInsideOfPost) {
-  for (const size_t arrives : {0, 2}) {
+  for (const size_t arrives : {size_t{0}, size_t{2}}) {
     backends_[arrives]->capabilities_now().arrival = Arrival::kImmediate;
     Give(arrives, 99);
   }
   backends_[1]->capabilities_now().arrival = Arrival::kCopied;
-  for (const uint64_t op : {1, 2, 3}) Give(1, op);
+  for (uint64_t op = 1; op <= 3; ++op) Give(1, op);
   runtime_.copied = 2;
   poller_.TakeCopied();
   EXPECT_THAT(Log(), ElementsAre("b memory"));

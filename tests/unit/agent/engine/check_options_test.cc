@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "kvxfer/notification.h"
 #include "src/core/protocol/wire_format.h"
 #include "tests/support/status_macros.h"
 
