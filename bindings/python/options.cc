@@ -29,6 +29,10 @@ template <typename T>
 T Convert(py::handle value) {
   if constexpr (std::is_same_v<T, Duration>) {
     return ToDuration(value.cast<double>(), "a duration");
+  } else if constexpr (std::is_same_v<T, ControlCarrier>) {
+    auto carrier = ParseControlCarrier(value.cast<std::string>());
+    if (!carrier.ok()) throw py::cast_error(std::string(carrier.status().message()));
+    return *carrier;
   } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
     // A string is a sequence too, of characters.
     if (py::isinstance<py::str>(value)) throw py::cast_error("a list of strings");
@@ -51,6 +55,7 @@ struct Setter<member> {
 constexpr Field<AgentOptions> kAgent[] = {
     KVXFER_FIELD(AgentOptions, backends),
     KVXFER_FIELD(AgentOptions, plugin_path),
+    KVXFER_FIELD(AgentOptions, control),
     KVXFER_FIELD(AgentOptions, require_backends),
     KVXFER_FIELD(AgentOptions, listen),
     KVXFER_FIELD(AgentOptions, advertise),

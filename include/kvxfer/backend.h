@@ -60,6 +60,10 @@ struct Capabilities {
   size_t max_op_bytes = 0;       // bytes of one op
   size_t max_op_pieces = 0;      // BlockRange::pieces of one op
   size_t max_message_bytes = 0;  // of one Endpoint::Send; at least 128 KiB
+  // What carries the messages of its links, as far as AgentOptions::control lets it choose. If the
+  // option is not kAuto and equals this, a link that cannot do so with its peer goes down, and says
+  // why; if it is kAuto, such a link may use another way of the backend.
+  ControlCarrier carrier = ControlCarrier::kAuto;
   // The number of immediates that may be in flight to this side at once, over all connections, if
   // rails keep order; 0: no limit. Peers that are connected over this backend get at most as many
   // arrival slots, all together.

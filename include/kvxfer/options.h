@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,6 +29,14 @@ inline constexpr uint16_t kDefaultPort = 7471;
 // The options of one backend, each with its value as text: {"devices", "mlx5_0,mlx5_1"}. A list has
 // commas between its values. The key of a duration ends in its unit.
 using BackendOptions = std::map<std::string, std::string>;
+
+// What control frames travel over (docs/protocol.md, "Carriers").
+enum class ControlCarrier : uint8_t {
+  kAuto,  // of a link: a way of its backend's own, such as ucx's; as an option: the best one
+  kTcp,   // the TCP control stream of tcp, verbs and libfabric
+  kRdma,  // SEND on a queue pair of its own: verbs
+  kShm,   // rings in memory that both processes have mapped: shm, cuda_ipc
+};
 
 struct AgentOptions {
   // The name under which peers know this agent; unique among the agents that exchange metadata. 1
@@ -44,6 +53,12 @@ struct AgentOptions {
   // Folders that are searched for backend plugins (libkvxfer_backend_<name>.so), before the folder
   // of this library or program and the installation folder.
   std::vector<std::string> plugin_path{};
+  // What the control frames of a session travel over. kAuto: each link uses the best that its
+  // backend has here and at the peer. Anything else is kept to: a link that cannot carry them so
+  // moves data only, and is used only while another link of the session carries them. Create fails
+  // if none of the backends can, AddPeer if none of those that reach the peer can. The handshake of
+  // a connection is not affected.
+  ControlCarrier control = ControlCarrier::kAuto;
   // AddPeer fails unless one of these backends reaches the peer; empty: any backend will do.
   std::vector<std::string> require_backends{};
 
@@ -106,6 +121,10 @@ struct AgentOptions {
 // InvalidArgument names a variable whose value does not parse. For a variable that begins with
 // KVXFER_ and is unknown, one warning names it and the variable that is probably meant.
 absl::StatusOr<AgentOptions> OptionsFromEnvironment();
+
+// "auto", "tcp", "rdma", "shm". ParseControlCarrier: InvalidArgument for anything else.
+std::string_view NameOf(ControlCarrier carrier);
+absl::StatusOr<ControlCarrier> ParseControlCarrier(std::string_view name);
 
 }  // namespace kvxfer
 

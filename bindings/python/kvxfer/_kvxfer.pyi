@@ -564,6 +564,7 @@ class KvCounts(_Given):
 class _AgentOptions(TypedDict, total=False):
     backends: Sequence[str]
     plugin_path: Sequence[str]
+    control: Literal["auto", "tcp", "rdma", "shm"]
     require_backends: Sequence[str]
     listen: str
     advertise: str

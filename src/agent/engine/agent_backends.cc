@@ -61,6 +61,20 @@ absl::Status CheckSomeBackend(const AgentOptions& options, const AgentBackends& 
       absl::StrCat("no ", required.empty() ? "" : "required ", "backend is usable here: ", all));
 }
 
+absl::Status CheckCarrier(const AgentOptions& options, const AgentBackends& backends) {
+  const ControlCarrier control = options.control;
+  if (control == ControlCarrier::kAuto) return absl::OkStatus();
+  std::string names;
+  for (const auto& backend : backends.usable) {
+    if (backend->capabilities().carrier == control) return absl::OkStatus();
+    absl::StrAppend(&names, names.empty() ? "" : ", ", ToAbsl(backend->name()));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "`control` (KVXFER_CONTROL) is ", ToAbsl(NameOf(control)),
+      ", and none of the agent's backends (", names,
+      ") carries control frames so; name one that does in `backends` (KVXFER_BACKENDS)"));
+}
+
 }  // namespace
 
 std::string AgentBackends::listen_address() const {
@@ -97,6 +111,7 @@ absl::StatusOr<AgentBackends> MakeAgentBackends(const BackendContext& context,
   WarnOfUnusedSections(options, made);
   if (auto status = CheckServesMetadata(options, made); !status.ok()) return status;
   if (auto status = CheckSomeBackend(options, made); !status.ok()) return status;
+  if (auto status = CheckCarrier(options, made); !status.ok()) return status;
   return made;
 }
 

@@ -98,6 +98,13 @@ absl::Status Read(Environment& environment, AgentOptions& options) {
   environment.ReadText("KVXFER_ADVERTISE", options.advertise);
   status.Update(environment.ReadNumber("KVXFER_SERVE_METADATA", 0, 1, options.serve_metadata));
   status.Update(environment.ReadList("KVXFER_BACKENDS", options.backends));
+  std::string control(NameOf(options.control));
+  environment.ReadText("KVXFER_CONTROL", control);
+  if (const auto carrier = ParseControlCarrier(control); carrier.ok()) {
+    options.control = *carrier;
+  } else {
+    status.Update(Bad("KVXFER_CONTROL", control, "must be auto, tcp, rdma or shm"));
+  }
   status.Update(environment.ReadList("KVXFER_REQUIRE_BACKENDS", options.require_backends));
   status.Update(environment.ReadList("KVXFER_PLUGIN_PATH", options.plugin_path, ':'));
   status.Update(environment.ReadNumber("KVXFER_STAGING_BYTES", 0, AgentOptions::kMaxStagingBytes,

@@ -77,7 +77,8 @@ Capabilities LibfabricBackend::Limits() const {
                        .needs_remote_cpu = true,
                        .max_op_bytes = kMaxOpBytes,
                        .max_op_pieces = kMaxPieces,
-                       .max_message_bytes = net::kMaxMessageBytes};
+                       .max_message_bytes = net::kMaxMessageBytes,
+                       .carrier = ControlCarrier::kTcp};
   // The weakest domain decides, because the agent may use any rail for any op.
   for (const auto& domain : domains_) {
     caps.max_op_bytes = std::min(caps.max_op_bytes, domain->info().ep_attr->max_msg_size);

@@ -59,7 +59,8 @@ absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext
                        .needs_remote_cpu = false,
                        .max_op_bytes = kMaxOpBytes,
                        .max_op_pieces = kMaxOpPieces,
-                       .max_message_bytes = kMaxMessageBytes};
+                       .max_message_bytes = kMaxMessageBytes,
+                       .carrier = ControlCarrier::kShm};
   backend->hub_.host = context.host;
   backend->address_.pid = static_cast<uint32_t>(getpid());
   backend->address_.start_time = context.host.start_time;

@@ -37,7 +37,8 @@ TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
                         .serves_metadata = true,
                         .max_op_bytes = kMaxFrameBytes,
                         .max_op_pieces = kMaxFrameRuns,
-                        .max_message_bytes = kMaxMessageBytes};
+                        .max_message_bytes = kMaxMessageBytes,
+                        .carrier = ControlCarrier::kTcp};
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> TcpBackend::Create(const BackendContext& context) {

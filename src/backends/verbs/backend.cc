@@ -61,6 +61,7 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
                        .max_op_bytes = kMaxOpBytes,
                        .max_op_pieces = backend->MaxOpPieces(),
                        .max_message_bytes = net::kMaxMessageBytes,
+                       .carrier = ControlCarrier::kTcp,
                        .max_arrivals = backend->MaxArrivals()},
       .listen_address = backend->hub_.ListenAddress(),
       .wait_fd = backend->hub_.fd()};
