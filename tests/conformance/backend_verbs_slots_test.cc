@@ -173,6 +173,31 @@ TEST_P(VerbsSlots, WhoComesBackWhenItsRoomIsTakenBeginsAnew) {
   EXPECT_TRUE(Granted(*peer, 1));
 }
 
+// What the target has under way to it goes on over the target's own connection.
+TEST_P(VerbsSlots, WhoFindsNoRoomAgainKeepsTheSession) {
+  ASSERT_NO_FATAL_FAILURE(Serve());
+  const auto peer = PeerWith(4);
+  ASSERT_NE(peer, nullptr);
+  AgentMetadata metadata{.name = "initiator",
+                         .incarnation = peer->self(),
+                         .min_version = kMinProtocolVersion,
+                         .max_version = kMaxProtocolVersion};
+  peer->Serve(metadata);
+  ASSERT_OK(target_.agent->AddPeer(EncodeMetadata(metadata)));
+  ASSERT_OK_AND_ASSIGN(const Transfer word,
+                       target_.agent->Notify("initiator", "word", Unhurried()));
+  ASSERT_TRUE(peer->Accept());
+  peer->DropEarlier();
+  const auto other = PeerWith(4);
+  ASSERT_NE(other, nullptr);
+  ASSERT_TRUE(peer->Hello(*target_.agent, true));
+  ExpectRefused(*peer, RefuseReason::kClosing);
+  peer->Drop();
+  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 1, .bytes = 100})));
+  EXPECT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kOpen).empty(); }));
+  EXPECT_EQ(word.Poll(), TransferState::kActive) << word.status();
+}
+
 // An application whose peers restart again and again, with receives for one of them.
 TEST_P(VerbsSlots, TheNextOfManyIncarnationsWritesAtOnce) {
   ASSERT_NO_FATAL_FAILURE(Serve(64));

@@ -21,7 +21,7 @@ constexpr int kFlood = 200'000;
 class HostilePeer : public ::testing::Test {
  protected:
   void SetUp() override {
-    AgentOptions options{.name = "victim", .backends = {"loopback"}};
+    AgentOptions options{.name = "victim", .backends = {"loopback", "tcp"}};
     options.max_notifications = 64;
     // Bounds end these connections, not time: a slow machine takes seconds to meet some of them.
     options.connect_timeout = kAmple;
@@ -116,9 +116,48 @@ TEST_F(HostilePeer, DeregistrationsThatItDoesNotAnswer) {
   ExpectServes();
 }
 
+// A connection that is not up yet does not keep its session: what such a frame led to ended the
+// half that was taking it.
+TEST_F(HostilePeer, FramesAheadOfThePages) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Target(*agent_, "hostile", {}));
+  ASSERT_TRUE(peer->Hello(*agent_, false));
+  peer->Drop();
+  ASSERT_OK_AND_ASSIGN(const Transfer word, agent_->Notify("hostile", "word", Unhurried()));
+  ASSERT_TRUE(peer->Prove());
+  ASSERT_TRUE(peer->Answer(5));
+  const OpenFrame open{
+      .transfer = 1, .order = 1, .notice = Notice::kKvPart, .notification = "no part"};
+  ASSERT_TRUE(peer->Say(FrameType::kOpen, Encode(open)));
+  const RegionsFrame page{.target = peer->self(), .last = 5};
+  ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRegions, 0, 0, page)));
+  EXPECT_TRUE(peer->UntilDown());
+  EXPECT_FALSE(word.Wait(kAmple).ok());
+  ExpectServes();
+}
+
 TEST_F(HostilePeer, FramesOfRailsThatNobodyDrains) {
   ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
   ASSERT_TRUE(peer->Say(FrameType::kDiscard, Encode(DiscardFrame{.transfer = 1})));
+  EXPECT_TRUE(peer->UntilDown());
+  ExpectServes();
+}
+
+// A connection broke unseen by the target, which waits for what may still come over it, until it is
+// told. Of others it knows nothing.
+TEST_F(HostilePeer, AConnectionThatIsGone) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "initiator"));
+  ASSERT_TRUE(peer->Hello(*agent_, true));
+  ASSERT_TRUE(
+      peer->Say(FrameType::kAbort, Encode(AbortFrame{.transfer = 1, .order = 1, .opened = false})));
+  peer->Fence(1);
+  ASSERT_TRUE(peer->Say(FrameType::kLinkGone, Encode(LinkGoneFrame{.link = 3})));
+  const auto aborted = [&] { return !peer->Heard(FrameType::kReleased).empty(); };
+  const Time end = Now() + std::chrono::milliseconds(50);
+  peer->Until([&] { return Now() > end; });
+  EXPECT_FALSE(aborted());
+  ASSERT_TRUE(peer->Say(FrameType::kLinkGone, Encode(LinkGoneFrame{.link = 1})));
+  EXPECT_TRUE(peer->Until(aborted));
+  ASSERT_TRUE(peer->Say(FrameType::kLinkGone, Encode(LinkGoneFrame{.link = 2})));
   EXPECT_TRUE(peer->UntilDown());
   ExpectServes();
 }
@@ -128,17 +167,22 @@ TEST_F(HostilePeer, FencesOfRailsThatAreNotThereOrTwice) {
     return EncodeMessage(FrameType::kFenceRail, 0, 0, RailFrame{.rail = rail});
   };
   {
-    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile"));
+    // No rail of loopback fails alone.
+    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "none"));
+    ASSERT_TRUE(peer->Send(fence(0)));
+    EXPECT_TRUE(peer->UntilDown());
+  }
+  {
+    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "hostile", "tcp"));
     ASSERT_TRUE(peer->Send(fence(1000)));
     EXPECT_TRUE(peer->UntilDown());
   }
   {
-    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "twice"));
-    ASSERT_TRUE(peer->Send(fence(0)));
-    ASSERT_TRUE(peer->Send(fence(0)));
+    ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "twice", "tcp"));
+    ASSERT_TRUE(peer->Send(fence(0) + fence(0)));
     EXPECT_TRUE(peer->UntilDown());
   }
-  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "short"));
+  ASSERT_OK_AND_ASSIGN(const auto peer, ScriptedPeer::Initiator(*agent_, "short", "tcp"));
   ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kFenceRail, 0, 0, std::string_view("x"))));
   EXPECT_TRUE(peer->UntilDown());
   ExpectServes();

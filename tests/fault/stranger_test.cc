@@ -281,6 +281,59 @@ TEST_P(StrangerInPlaceOfATarget, ARefusalDeclaresNobodyDead) {
   EXPECT_TRUE(write.quarantined()) << write.status();
 }
 
+// Nor does it end what the peer has going here.
+TEST_P(StrangerInPlaceOfATarget, ARefusalKeepsThePeersOwnHalf) {
+  ASSERT_OK_AND_ASSIGN(const auto peer,
+                       ScriptedPeer::Target(*prefill_.agent, "peer", {}, GetParam()));
+  ASSERT_TRUE(peer->Hello(*prefill_.agent, false));
+  peer->Drop();
+  ASSERT_OK_AND_ASSIGN(const Transfer word, prefill_.agent->Notify("peer", "word", Unhurried()));
+  const RefuseFrame refuse{.reason = RefuseReason::kIncarnation, .target = Incarnation::Random()};
+  ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kHello).empty(); }));
+  ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRefuse, 0, 0, refuse)));
+  ASSERT_TRUE(peer->UntilDown());
+  EXPECT_FALSE(word.Wait(kAmple).ok());
+  ASSERT_TRUE(peer->Hello(*prefill_.agent, true));
+  EXPECT_FALSE(peer->Refused().has_value()) << peer->Refused()->text;
+}
+
+// That the peer has dialled proves nothing of what the session before left at its side. Only its
+// answer in a new session does, so it is dialled for that.
+TEST_P(StrangerInPlaceOfATarget, AQuarantineIsSeenToThoughThePeerIsConnected) {
+  const RemoteRegion region{
+      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = kBytes, .access = Access::kReadWrite};
+  ASSERT_OK_AND_ASSIGN(const auto peer,
+                       ScriptedPeer::Target(*prefill_.agent, "peer", {region}, GetParam()));
+  const Descriptor local{prefill_.memory.address(), kBytes};
+  const Descriptor remote{4096, kBytes};
+  ASSERT_OK_AND_ASSIGN(
+      const Transfer write,
+      prefill_.agent->Write(
+          "peer", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
+          Telling("x")));
+  ASSERT_TRUE(peer->Accept());
+  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 1, .bytes = 9})));
+  peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = {.first = 0, .count = 64}}));
+  peer->Until([&] {
+    return !peer->Heard(FrameType::kOpen).empty() || write.Poll() != TransferState::kActive;
+  });
+  peer->Drop();
+  ASSERT_TRUE(peer->Prove());
+  const RefuseFrame forgotten{.reason = RefuseReason::kSession, .target = peer->self()};
+  ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRefuse, 0, 0, forgotten)));
+  ASSERT_TRUE(peer->UntilDown());
+  peer->Drop();
+  EXPECT_FALSE(write.Wait(kAmple).ok());
+  ASSERT_TRUE(write.quarantined()) << write.status();
+  // It is dialled, answers nothing, and dials itself.
+  ASSERT_TRUE(peer->Until([&] { return !peer->Heard(FrameType::kHello).empty(); }));
+  ASSERT_TRUE(peer->Hello(*prefill_.agent, false));
+  ASSERT_FALSE(peer->Refused().has_value()) << peer->Refused()->text;
+  peer->DropEarlier();
+  ASSERT_TRUE(peer->Accept());
+  EXPECT_TRUE(peer->Until([&] { return !write.quarantined(); }));
+}
+
 // --- many ---------------------------------------------------------------------------------------
 
 // Expect that the agent takes up a burst of handshakes, refuses the others for now, and serves

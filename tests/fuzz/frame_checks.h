@@ -95,6 +95,8 @@ inline bool BodyHolds(FrameType type, std::span<const std::byte> body) {
       return BodyHolds<KeyFrame>(body);
     case FrameType::kProof:
       return BodyHolds<ProofFrame>(body);
+    case FrameType::kLinkGone:
+      return BodyHolds<LinkGoneFrame>(body);
   }
   return false;
 }

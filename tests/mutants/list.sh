@@ -47,6 +47,12 @@ mutant "early control frame dropped" $channel \
 mutant "ack not told again after a reconnect" $channel \
   '  next_ = 0;
   ack_sent_ = 0;' '  next_ = 0;'
+mutant "channel: large bodies are not acknowledged soon" $channel \
+  '  bytes_since_ack_ += envelope.body.size();' ''
+mutant "channel: bodies that waited are not acknowledged soon" $channel \
+  '    bytes_since_ack_ += frame.body.size();' ''
+mutant "channel: acknowledged bytes count as kept" $channel \
+  '    kept_bytes_ -= kept_.front().message.size();' ''
 mutant "early immediates not counted" $tracker \
   '  ++(*slot)->arrivals;' '  if (lane_of_slot_.contains(ref.slot)) ++(*slot)->arrivals;'
 mutant "abort of a delivered transfer answered not delivered" $tracker \
@@ -309,13 +315,11 @@ mutant "session: unlinked though a connection is up" $session \
 mutant "session: a target that acknowledges nothing is put up with" $session \
   'if (channel_.kept() <= ReliableChannel::kMaxKept) return' 'if (channel_.kept() > 0) return'
 mutant "session: given up though nothing waits" $session \
-  'return awaits && state_' 'return state_'
-mutant "session: frames that are kept do not wait" $session \
-  'const bool awaits = waits || !idle();' 'const bool awaits = waits;'
+  'return waits && state_' 'return state_'
 mutant "session: given up while a connection is up" $session \
-  'return awaits && state_ == State::kUnlinked ?' 'return awaits ?'
+  'return waits && state_ == State::kUnlinked ?' 'return waits ?'
 mutant "session: given up again and again" $session \
-  'return awaits && state_ == State::kUnlinked ?' 'return awaits && unlinked_ != Time{} ?'
+  'return waits && state_ == State::kUnlinked ?' 'return waits && unlinked_ != Time{} ?'
 mutant "session: the next session has the same number" $session '  ++number_;' ''
 mutant "session: the next session replays the one before" $session \
   '  channel_ = ReliableChannel();' ''

@@ -134,6 +134,14 @@ std::vector<Flavour> StagedFlavours() {
   };
 }
 
+std::vector<Flavour> CarrierFlavours() {
+  Flavour shm = PlainFlavour("ShmAttached");
+  shm.name = "ShmByTcp";
+  shm.control = ControlCarrier::kTcp;
+  shm.carrier = "tcp";
+  return {shm};
+}
+
 std::vector<Flavour> FaultyFlavours(int seeds) {
   std::vector<Flavour> all;
   // Another seed takes the code no other ways, and that is what a sanitizer looks at.
@@ -195,6 +203,7 @@ std::vector<Flavour> AllFlavours() {
   all.push_back(TcpAddressesFlavour());
   if (HasUcx()) all.push_back(UcxSocketFlavour());
   std::ranges::move(StagedFlavours(), std::back_inserter(all));
+  std::ranges::move(CarrierFlavours(), std::back_inserter(all));
   Flavour faulty = TcpFlavour();
   faulty.memory = MemoryType::kCuda;
   faulty.name = "FaultyTcpStaged";
@@ -222,6 +231,7 @@ std::vector<Flavour> PlainProcessFlavours() {
   std::vector<Flavour> all = PlainFlavours();
   if (HasUcx()) all.push_back(UcxSocketFlavour());
   std::ranges::move(StagedFlavours(), std::back_inserter(all));
+  std::ranges::move(CarrierFlavours(), std::back_inserter(all));
   return BetweenProcesses(std::move(all));
 }
 
@@ -229,6 +239,8 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   AgentOptions options;
   options.name = name;
   options.backends = {flavour.backend};
+  options.control = flavour.control;
+  if (!flavour.carrier.empty()) options.backends.push_back(flavour.carrier);
   options.plugin_path = flavour.plugin_path;
   if (flavour.faulty()) options.backend["faulty"] = WriteOptions(flavour.faults);
   BackendOptions& section = options.backend[flavour.inner()];

@@ -25,6 +25,9 @@ struct Flavour {
   std::string ucx_tls{};
   std::string ucx_listen{};
   std::vector<std::string> plugin_path{};
+  // What control frames travel over. An agent has `carrier` (a backend) for them, if it is set.
+  ControlCarrier control = ControlCarrier::kAuto;
+  std::string carrier{};
   uint32_t rails = 2;      // of the backends that have as many as they are told to
   std::string provider{};  // of libfabric
   std::vector<std::string> domains{};
@@ -67,13 +70,16 @@ Flavour TcpAddressesFlavour();
 Flavour UcxSocketFlavour();
 // GPU memory over tcp and shm, which do not reach it. For agents: backends by themselves refuse it.
 std::vector<Flavour> StagedFlavours();
+// Control frames by another backend than data, or not by the best way of their backend. For agents.
+std::vector<Flavour> CarrierFlavours();
 // Each of the plain ones reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on;
 // under a sanitizer by the first.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
 // Rails that fail alone and come back within `down_for`, on each backend; with orders kept and not.
 std::vector<Flavour> RailFlavours(double down_probability, Duration down_for);
 // The plain and the faulty ones, tcp between several addresses, ucx by socket address, those that
-// are staged, one of them faulty. Under ThreadSanitizer one of those with the same threads.
+// are staged, one of them faulty, those whose control frames go another way. Under ThreadSanitizer
+// one of those with the same threads.
 std::vector<Flavour> AllFlavours();
 // Those of AllFlavours that reach another process.
 std::vector<Flavour> ProcessFlavours();

@@ -66,6 +66,10 @@ class ScriptedPeer {
   }
   // Closes the last connection.
   void Drop() { party_->links.pop_back(); }
+  // Fences a transfer over the last connection, as an initiator does that aborts it.
+  void Fence(uint64_t transfer) { party_->links.back()->Fence(transfer); }
+  // Closes the others.
+  void DropEarlier() { party_->links.erase(party_->links.begin(), party_->links.end() - 1); }
 
   // One numbered frame; false: the connection is down.
   bool Say(FrameType type, const std::string& body);

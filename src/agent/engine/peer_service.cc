@@ -38,7 +38,7 @@ absl::StatusOr<Explanation> PeerService::Explain(std::string_view peer) {
   return parts_.gate->CallFor<absl::StatusOr<Explanation>>([&]() -> absl::StatusOr<Explanation> {
     Peer* const found = parts_.table->Find(peer);
     if (found == nullptr) return PeerViews::Unknown(peer);
-    Explanation explanation = found->Explain();
+    Explanation explanation = found->paths().Explain(Now());
     const auto& unusable = parts_.runtime->unusable;
     explanation.paths.insert(explanation.paths.end(), unusable.begin(), unusable.end());
     return explanation;

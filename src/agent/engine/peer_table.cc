@@ -27,10 +27,18 @@ absl::Status PeerTable::Install(AgentMetadata metadata) {
     Update(*known, std::move(metadata));
     return absl::OkStatus();
   }
+  // It would wait for ever for the session that the other one has.
+  for (const auto& [other, peer] : peers_) {
+    if (peer->metadata().incarnation != metadata.incarnation || other == name) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("peer ", name, " is the incarnation that is known as peer ", other));
+  }
   auto peer = std::make_unique<Peer>(runtime_, sessions_, std::move(metadata));
-  if (auto status = peer->CheckReachable(runtime_->options.require_backends); !status.ok()) {
+  if (auto status = peer->paths().CheckReachable(runtime_->options.require_backends);
+      !status.ok()) {
     return status;
   }
+  if (auto status = peer->paths().CheckCarrier(); !status.ok()) return status;
   if (known != nullptr) Replace(*known, *peer);
   views_->Publish(peer->view());
   peers_[name] = std::move(peer);

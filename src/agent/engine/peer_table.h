@@ -31,7 +31,7 @@ class PeerTable {
       : runtime_(runtime), sessions_(sessions), views_(views) {}
 
   // Adds a peer, or takes newer metadata of one. If the name belonged to another incarnation, that
-  // one is replaced. FailedPrecondition, Unavailable: see Peer::CheckReachable.
+  // one is replaced. FailedPrecondition, Unavailable: see PathSet::CheckReachable and CheckCarrier.
   absl::Status Install(AgentMetadata metadata);
   // Its transfers end as cancelled. False: there is no such peer.
   bool Remove(std::string_view name, const absl::Status& why);

@@ -64,6 +64,12 @@ struct Runtime {
     return backends[backend]->capabilities().arrival == Arrival::kCopied;
   }
 
+  // The links of `backend` carry control frames, as AgentOptions::control has it.
+  bool Carries(size_t backend) const {
+    return options.control == ControlCarrier::kAuto ||
+           options.control == backends[backend]->capabilities().carrier;
+  }
+
   Time now{};  // when the current round, or posting, began
   const AgentOptions options;
   std::optional<SigningKey> key;  // set by the engine

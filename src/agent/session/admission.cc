@@ -25,7 +25,7 @@ bool Admission::Admit(Time now) {
     const TransferPtr record = parts_.queue->front();
     auto link = parts_.paths->LinkFor(*record, now);
     if (link.ok() && *link == nullptr) return true;
-    if (link.ok() && !parts_.tracker->credit().Has(NotificationOf(*record))) return true;
+    if (link.ok() && !parts_.tracker->MayNotify(NotificationOf(*record))) return true;
     absl::Status status = link.ok() ? Begin(record, *link) : link.status();
     if (link.ok() && absl::IsUnavailable(status)) return false;
     if (link.ok() && !status.ok() && !PathSet::WhyBeyond(**link, *record).ok())

@@ -25,6 +25,8 @@ constexpr size_t kMaxUndrainedShares = 64;
 void InboundLink::OnEvent(Event& event) {
   switch (event.kind) {
     case EventKind::kMessage:
+      // Before the proof a message holds one frame.
+      if (handshake != nullptr) return user->OnMessage(*this, event.message);
       for (std::span<const std::byte> left = event.message; !left.empty();) {
         user->OnMessage(*this, TakeFrame(left));
       }
@@ -56,7 +58,7 @@ void InboundLink::Close(const absl::Status& why) {
 
 void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
   InboundUser* const user = this;
-  auto link = std::make_unique<InboundLink>(user, ++last_link_, backend,
+  auto link = std::make_unique<InboundLink>(user, ++last_link_, backend, runtime_->Carries(backend),
                                             &arrival_capacities_[backend], std::move(endpoint));
   link->heard = Now();
   link->handshake = std::make_unique<Handshake>(Handshake::Accepting(runtime_->NewSide(backend)));
@@ -110,6 +112,7 @@ void InboundHub::OnProved(InboundLink& link) {
   const std::unique_ptr<Handshake> handshake = std::move(link.handshake);
   std::erase(unproved_, &link);
   link.heard = Now();
+  link.dialled_number = handshake->link();
   InboundSession* session = Attach(link, handshake->hello());
   if (session == nullptr) return;
   link.session = session;
@@ -147,6 +150,13 @@ void InboundHub::Release(const Incarnation& peer) {
 InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
   SharedSession& shared = SessionWith(hello.initiator, hello.name);
   released_.push_back(hello.initiator);
+  if (!link.carries && !shared.linked()) {
+    Refuse(link, RefuseReason::kCarrier,
+           absl::StrCat("control = ", ToAbsl(NameOf(runtime_->options.control)),
+                        " here, and no connection carries control frames so; set the same there, "
+                        "or leave this backend out"));
+    return nullptr;
+  }
   Session::Meaning meaning = shared.session().OnHello(hello);
   if (meaning == Session::Meaning::kPeerEnded) {
     shared.End(absl::UnavailableError(absl::StrCat("peer ", hello.name, " began a new session")),
@@ -165,7 +175,7 @@ InboundSession* InboundHub::Attach(InboundLink& link, const HelloFrame& hello) {
   }
   if (session == nullptr) return Begin(link, hello, shared);
   if (session->Fits(link)) return session;
-  if (!session->links.empty()) {
+  if (shared.linked()) {
     Refuse(link, RefuseReason::kClosing,
            "the slots of its session have no room here over this backend as well");
     return nullptr;
@@ -247,7 +257,8 @@ void InboundHub::OnOver(SharedSession& shared) {
   released_.push_back(shared.peer());
   const auto it = sessions_.find(shared.peer());
   if (it == sessions_.end()) return;
-  const std::unique_ptr<InboundSession> session = std::move(it->second);
+  // What led here may have begun in it.
+  const auto& session = over_.emplace_back(std::move(it->second));
   sessions_.erase(it);
   shared.SetTarget(nullptr);
   if (session->state != InboundSession::State::kBroken) {

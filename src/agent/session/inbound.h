@@ -46,18 +46,19 @@ class InboundUser {
 class InboundLink : public SessionLink {
  public:
   InboundLink(InboundUser* link_user, uint64_t link_number, size_t backend_index,
-              ArrivalCapacity* link_capacity, std::unique_ptr<Endpoint> link_endpoint)
-      : SessionLink(backend_index, false, std::move(link_endpoint)),
+              bool carries_control, ArrivalCapacity* link_capacity,
+              std::unique_ptr<Endpoint> link_endpoint)
+      : SessionLink(backend_index, false, carries_control, std::move(link_endpoint)),
         user(link_user),
         number(link_number),
         space(link_capacity) {}
   bool open() const override { return !closing; }
   void OnEvent(Event& event) override;
-  // kDown follows.
-  void Close(const absl::Status& why);
+  void Close(const absl::Status& why) override;
 
   InboundUser* const user;
   const uint64_t number;                 // of those to this agent, from 1
+  uint64_t dialled_number = 0;           // what the initiator calls it, once that is proved
   ArrivalCapacity* const space;          // of its backend
   std::unique_ptr<Handshake> handshake;  // until the initiator has proved who it is
   InboundSession* session = nullptr;     // from then on
@@ -107,6 +108,8 @@ struct InboundSession final : SessionHalf {
   // A rail failed at the initiator, which asks for its fence; and that fence is over.
   void OnFenceRail(const InboundLink& link, std::span<const std::byte> body);
   void OnRailFenced(const InboundLink& link, uint32_t rail);
+  // A connection has ended at the initiator, which says so over another one.
+  void OnLinkGone(uint64_t dialled_number);
   void SendPages(InboundLink& link);
 
   // --- what it brings ---
@@ -233,8 +236,9 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   std::map<Incarnation, std::unique_ptr<SharedSession>> shared_;
   // Of them, those with a half whose target this agent is: these halves.
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
-  std::vector<Incarnation> released_;  // that Pump is to look at
-  Incarnation pumped_first_{};         // the session that Pump began with
+  std::vector<std::unique_ptr<InboundSession>> over_;  // destroyed in the next round
+  std::vector<Incarnation> released_;                  // that Pump is to look at
+  Incarnation pumped_first_{};                         // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
   uint64_t last_link_ = 0;
   std::vector<InboundLink*> unproved_;  // of them, in the order of Accept; none that is closing

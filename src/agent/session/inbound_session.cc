@@ -67,6 +67,11 @@ absl::Status InboundSession::TakeFrame(const ReliableChannel::Incoming& frame) {
         user_->OnQuiet(*this, quiet.id);
         return absl::OkStatus();
       });
+    case FrameType::kLinkGone:
+      return DecodeFor<LinkGoneFrame>(frame.body, [&](auto& gone) {
+        OnLinkGone(gone.link);
+        return absl::OkStatus();
+      });
     case FrameType::kLeaseRead:
       return DecodeFor<LeaseReadFrame>(frame.body, [&](auto& read) {
         Answer(runtime_->leases.OnLeaseRead(read, reader(), runtime_->now));
@@ -112,11 +117,20 @@ void InboundSession::OnFenced(const InboundLink& link, uint64_t transfer) {
   if (!over()) Act(transfers.OnFenced(link.number, transfer));
 }
 
+// It may be down here too by now.
+void InboundSession::OnLinkGone(uint64_t dialled_number) {
+  const auto link = std::ranges::find(links, dialled_number, &InboundLink::dialled_number);
+  if (link != links.end()) (*link)->Close(absl::UnavailableError("it has ended at the initiator"));
+}
+
 // A rail of this connection failed at the initiator, which sends nothing over it before the answer.
 void InboundSession::OnFenceRail(const InboundLink& link, std::span<const std::byte> body) {
   if (over()) return;
   const auto frame = Decode<RailFrame>(body);
   if (!frame.ok()) return Fail(frame.status());
+  if (!runtime_->backends[link.backend]->capabilities().rails_fail_alone) {
+    return Fail(absl::InvalidArgumentError("no rail of such a connection fails alone"));
+  }
   const size_t rails = link.endpoint->Describe().rails.size();
   Act(transfers.OnFenceRail(link.number, frame->rail, rails));
 }
@@ -221,6 +235,7 @@ void InboundHub::AnswerLate() {
 // Whom an answer wakes first gets the CPU first. Each session begins in its turn: a fixed order
 // gives the same ones more for as long as they live.
 void InboundHub::Pump() {
+  over_.clear();
   for (const Incarnation& peer : std::exchange(released_, {})) Release(peer);
   AnswerLate();
   if (gone_copies_ && !stages_.CopiesForGone()) {
@@ -236,7 +251,7 @@ void InboundHub::Pump() {
 }
 
 void InboundSession::Pump() {
-  if (over()) return;
+  if (over() || !shared->linked()) return;
   for (InboundLink* link : links) SendPages(*link);
   TellCredit();
   shared->Flush(nullptr);

@@ -52,12 +52,15 @@ void InboundHub::GrantSlots(InboundSession& session) {
   const bool waited = std::exchange(session.wants_slots, false);
   if (session.ranges >= kMaxRanges) return;
   const auto spaces = session.ArrivalCapacities();
-  const bool space = std::ranges::all_of(
-      spaces, [&](const ArrivalCapacity* one) { return one->MayGrow(session.ranges); });
+  // Its immediates come in by its own links; without one there is no room yet to take.
+  const bool space =
+      !spaces.empty() && std::ranges::all_of(spaces, [&](const ArrivalCapacity* one) {
+        return one->MayGrow(session.ranges);
+      });
   const auto grant = space ? slots_.Grant(session.local_id) : std::nullopt;
   if (!grant.has_value()) {
     session.wants_slots = true;
-    if (session.ranges > 0 || waited) return;
+    if (session.ranges > 0 || waited || spaces.empty()) return;
     Log(LogLevel::kWarning, "no slots left to grant to peer {}; it waits for others to end",
         session.name);
     return;

@@ -45,9 +45,9 @@ class Link : public SessionLink {
  public:
   enum class State : uint8_t { kConnecting, kProving, kHello, kUp, kClosing };
 
-  Link(LinkUser* user, uint64_t link_number, size_t backend_index, PathMeasure* path_measure,
-       std::unique_ptr<Endpoint> link_endpoint)
-      : SessionLink(backend_index, true, std::move(link_endpoint)),
+  Link(LinkUser* user, uint64_t link_number, size_t backend_index, bool carries_control,
+       PathMeasure* path_measure, std::unique_ptr<Endpoint> link_endpoint)
+      : SessionLink(backend_index, true, carries_control, std::move(link_endpoint)),
         number(link_number),
         seen(path_measure),
         user_(user) {}
@@ -55,8 +55,7 @@ class Link : public SessionLink {
   bool open() const override { return state == State::kUp; }
   // At kConnected, when the endpoint knows its rails.
   void LearnRails(Duration fence_within, Time now);
-  // kDown follows.
-  void Close(const absl::Status& why);
+  void Close(const absl::Status& why) override;
 
   // --- keys of the peer's regions ---
   // The key of a region that is not deregistered; made on first use. `its_backend`: this link's.

@@ -219,20 +219,25 @@ absl::Status PathSet::Dial(Path& path, Time now) {
     return endpoint.status();
   }
   path.link =
-      std::make_unique<Link>(user_, ++last_link_, path.backend, &path.seen, *std::move(endpoint));
+      std::make_unique<Link>(user_, ++last_link_, path.backend, runtime_->Carries(path.backend),
+                             &path.seen, *std::move(endpoint));
   path.link->give_up = now + kMaxAddresses * runtime_->options.connect_timeout;
   runtime_->users[path.link->endpoint.get()] = path.link.get();
   return absl::OkStatus();
 }
 
 absl::StatusOr<Link*> PathSet::LinkForMessages(Time posted, Time now) {
-  return LinkFor("", 0, posted, now, [](const Path&) { return true; });
+  if (absl::Status carried = CheckCarrier(); !carried.ok()) return carried;
+  return LinkFor("", 0, posted, now,
+                 [this](const Path& path) { return runtime_->Carries(path.backend); });
 }
 
 void PathSet::Redial(Time now) {
   if (!user_->MayConnect()) return;
   for (Path& path : paths_) {
-    if (!path.link && path.reachable.ok() && path.retry_at <= now && Dial(path, now).ok()) break;
+    if (path.link || !path.reachable.ok() || now < path.retry_at) continue;
+    if (!user_->MaySpeak() && !runtime_->Carries(path.backend)) continue;
+    if (Dial(path, now).ok()) break;
   }
 }
 
@@ -289,6 +294,20 @@ absl::Status PathSet::CheckReachable(const std::vector<std::string>& backends) c
   return absl::Status(code,
                       absl::StrCat("peer ", metadata_->name, " on host ", metadata_->host.hostname,
                                    " cannot be reached", over, ": ", why));
+}
+
+absl::Status PathSet::CheckCarrier() const {
+  if (runtime_->options.control == ControlCarrier::kAuto) return absl::OkStatus();
+  std::string names;
+  for (const Path& path : paths_) {
+    if (!path.reachable.ok()) continue;
+    if (runtime_->Carries(path.backend)) return absl::OkStatus();
+    absl::StrAppend(&names, names.empty() ? "" : ", ", ToAbsl(NameOf(path)));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("control = ", ToAbsl(kvxfer::NameOf(runtime_->options.control)),
+                   ": none of the backends that reach peer ", metadata_->name, " (",
+                   names.empty() ? "none does" : names, ") carries control frames so"));
 }
 
 Time PathSet::NextTimer(bool waiting, Time pumped) const {

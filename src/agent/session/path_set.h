@@ -5,6 +5,9 @@
 // reaches is staged over one that can. A path that failed is not waited for where another one
 // suits, and is tried again beside it after a rest. Links are made when a transfer wants one.
 //
+// AgentOptions::control may say that a path moves only data. It is taken once another one carries
+// the control frames.
+//
 // One attempt over each path that fails shows that the peer cannot be reached, except where it says
 // otherwise itself: where no other path is left, one that carried before, to a peer that is
 // connected to this agent, is tried for Session::kAbandonAfter.
@@ -45,6 +48,8 @@ class PathSet {
     virtual bool MayConnect() const = 0;
     // The peer has a connection of its own to this agent.
     virtual bool PeerIsConnected() const = 0;
+    // A connection carries control frames.
+    virtual bool MaySpeak() const = 0;
   };
 
   // Everything here outlives the set. `metadata` and `regions` are the peer's; the paths are those
@@ -88,6 +93,8 @@ class PathSet {
   absl::Status Unreachable(const std::string& backend) const;
   // OK: one of `backends` (empty: all) could reach the peer.
   absl::Status CheckReachable(const std::vector<std::string>& backends) const;
+  // OK: one that could reach it carries control frames, as AgentOptions::control has it.
+  absl::Status CheckCarrier() const;
   // When something is due of a link, or, if transfers wait, of a path. `pumped`: what was due until
   // then has been seen to.
   Time NextTimer(bool waiting, Time pumped) const;

@@ -63,6 +63,11 @@ bool PathSet::Stages(const Link& link, const internal::TransferRecord& record) c
 absl::StatusOr<Link*> PathSet::LinkFor(const internal::TransferRecord& record, Time now) {
   const std::string& backend = record.options.backend;
   const uint64_t bytes = record.blocks.total_bytes();
+  if (runtime_->options.control != ControlCarrier::kAuto && !user_->MaySpeak()) {
+    const auto carrier = LinkForMessages(record.posted, now);
+    if (!carrier.ok()) return carrier.status();
+    return nullptr;
+  }
   const auto is = [&](Reach reach) {
     return [this, &record, reach](const Path& path) { return ReachOf(path, record) == reach; };
   };

@@ -96,8 +96,7 @@ void Peer::Pump(Time now) {
   transfers_.TellStagedEnds();
   transfers_.GiveBackRecalled();
   keeper_.SendFences();
-  shared_.Flush(transfers_.inline_data() ? paths_.UpLink() : nullptr,
-                runtime_->answers_wait || runtime_->copied > 0);
+  shared_.Flush(transfers_.inline_link(), runtime_->answers_wait || runtime_->copied > 0);
   transfers_.OnMessagesSent();
   FinishClosing(now);
 }
@@ -111,7 +110,8 @@ void Peer::OnTimer(Time now) {
 
 Time Peer::NextTimer() const {
   Time next = transfers_.NextTimer(!closing_);
-  if (closing_ && paths_.links() > 0 && pumped_ < close_by_) next = std::min(next, close_by_);
+  if (closing_ && (paths_.links() > 0 || shared_.linked()) && pumped_ < close_by_)
+    next = std::min(next, close_by_);
   if (!closing_) next = std::min(next, session_.abandon_at(transfers_.active()));
   const bool waiting = transfers_.queued() || transfers_.waits();
   return std::min(next, paths_.NextTimer(waiting, pumped_));

@@ -76,17 +76,14 @@ class Peer : private PathSet::User, private InitiatorHalf {
   void OnTimer(Time now);
   Time NextTimer() const;
 
-  Explanation Explain() const { return paths_.Explain(Now()); }
-  // OK when one of `backends` could reach it (all: empty).
-  absl::Status CheckReachable(const std::vector<std::string>& backends) const {
-    return paths_.CheckReachable(backends);
-  }
+  const PathSet& paths() const { return paths_; }
 
  private:
   // peer_links.cc
   void OnLinkEvent(Link& link, Event& event) override;
   bool MayConnect() const override;
   bool PeerIsConnected() const override { return shared_.PeerDialled(); }
+  bool MaySpeak() const override { return shared_.linked(); }
   void OnDown(Link& link, const absl::Status& why);
   void FinishClosing(Time now);
   void OnMetadata();

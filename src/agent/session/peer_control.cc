@@ -23,12 +23,16 @@ void Peer::OnMessage(Link& link, std::span<const std::byte> message) {
     OnHelloAck(link, *envelope);
     return TakeEarly(link);
   }
-  if (envelope->type == FrameType::kRegions) return OnRegions(link, *envelope);
-  if (link.state == Link::State::kHello && !link.answer.answered()) return KeepEarly(link, message);
+  if (envelope->type == FrameType::kRegions) {
+    OnRegions(link, *envelope);
+    return TakeEarly(link);
+  }
+  if (link.state == Link::State::kHello) return KeepEarly(link, message);
   OnInSession(link, *envelope);
 }
 
-// Before the answer to the hello it is not known of which session the peer speaks.
+// Until the answer to the hello is complete. Before it is not known of which session the peer
+// speaks; and the session counts no link that is not up, so it may be over while one speaks.
 void Peer::KeepEarly(Link& link, std::span<const std::byte> message) {
   link.early_bytes += message.size();
   if (link.early.size() >= ReliableChannel::kMaxGap ||
@@ -39,6 +43,7 @@ void Peer::KeepEarly(Link& link, std::span<const std::byte> message) {
 }
 
 void Peer::TakeEarly(Link& link) {
+  if (link.state != Link::State::kUp) return;
   for (const std::string& message : std::exchange(link.early, {})) {
     if (link.state == Link::State::kClosing) return;
     const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message)));

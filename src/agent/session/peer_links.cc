@@ -54,6 +54,10 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
   transfers_.OnLinkLost(link, cause);
   if (link.was_up) {
     runtime_->presence.LinkDown(metadata_.name, metadata_.incarnation, cause);
+    // Without it the target would wait for what was posted over a connection that broke unseen.
+    if (session_.state() == Session::State::kLinked) {
+      session_.channel().Push(FrameType::kLinkGone, LinkGoneFrame{.link = link.number});
+    }
     shared_.OnLinkDown(link, cause, now);
   }
   CheckDeath(cause);
@@ -61,7 +65,11 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
 
 // Makes sure that there is a connection while anything waits for the target's word.
 void Peer::KeepAlive(Time now) {
-  if (shared_.linked()) return;
+  if (shared_.linked()) {
+    // That the peer has dialled proves nothing of what the session before left.
+    if (transfers_.quarantines() && paths_.links() == 0) paths_.Redial(now);
+    return;
+  }
   if (now > session_.abandon_at(transfers_.active())) {
     const absl::Status why = paths_.Unreachable("");
     EndSession(absl::Status(why.code(), absl::StrCat("peer ", metadata_.name,
@@ -79,11 +87,7 @@ void Peer::KeepAlive(Time now) {
     CheckDeath(link.status());
   }
   if (!transfers_.waits()) return;
-  tracker_.ForEach([&](SendTracker::Transfer& sending) {
-    if (sending.ending()) return;
-    tracker_.End(sending, TransferState::kFailed, link.status(), EndCause::kLost, now);
-  });
-  transfers_.Settle();
+  transfers_.Lose(link.status());
   // Quarantines wait for the peer to come back.
   paths_.Redial(now);
 }

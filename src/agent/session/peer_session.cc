@@ -96,7 +96,7 @@ void Peer::OnRefuse(Link& link, const Envelope& envelope) {
   // connection can carry, and says nothing of the bytes that are on their way.
   bool other = shared_.linked();
   paths_.ForEachLink([&](const Link& one) { other |= one.state != Link::State::kClosing; });
-  if (refusal.restarted && !other) EndSession(refusal.why, Ends::kAll);
+  if (refusal.restarted && !other) transfers_.Lose(refusal.why);
 }
 
 // Where the peer's process is proven dead, nothing is kept for it.

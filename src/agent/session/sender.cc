@@ -206,7 +206,7 @@ bool Sender::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t 
   entry.rail = rail;
   entry.sole = op.sole;
   if (!PostOn(outbound, op)) return false;
-  inline_data_ |= op.sole;
+  if (op.sole) inline_link_ = &link;
   if (sending.slices() == 0) {
     outbound.alone =
         link.seen->idle() && outbound.record->blocks.total_bytes() <= PathMeasure::kSmallTransfer;

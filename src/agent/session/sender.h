@@ -49,10 +49,10 @@ class Sender {
   bool waits_ready() const { return waits_ready_; }
   // When points in CUDA streams are to be looked at; Time::max(): nobody waits for one.
   Time next_point() const { return points_.next(); }
-  // A backend holds data that is to go together with the message that is sent next over the same
-  // connection (Op::sole).
-  bool inline_data() const { return inline_data_; }
-  void OnMessagesSent() { inline_data_ = false; }
+  // The connection whose backend holds data that is to go together with the message that is sent
+  // next over it (Op::sole); null: there is none.
+  Link* inline_link() const { return inline_link_; }
+  void OnMessagesSent() { inline_link_ = nullptr; }
 
  private:
   // False: it could not post anything now.
@@ -74,7 +74,7 @@ class Sender {
   std::vector<Outbound*> sending_;  // have data to post; by priority, then posting
   cuda::PointPoll points_;          // what transfers wait for in CUDA streams
   bool waits_ready_ = false;
-  bool inline_data_ = false;
+  Link* inline_link_ = nullptr;
 };
 
 }  // namespace kvxfer

@@ -33,8 +33,18 @@ void SharedSession::OnLinkUp(SessionLink& link) {
 void SharedSession::OnLinkDown(const SessionLink& link, const absl::Status& why, Time now) {
   if (std::erase(links_, &link) == 0) return;
   session_.OnLinkDown(now);
+  if (link.carries) CloseUncarried(why);
   if (session_.state() == Session::State::kUnlinked) user_->OnUnlinked(*this, why);
   RenewIfOver();
+}
+
+// What moves only data needs another link that carries the word on it. Without one the session is
+// as good as unlinked: so it is, and begins again with a link that carries.
+void SharedSession::CloseUncarried(const absl::Status& why) {
+  if (std::ranges::any_of(links_, &SessionLink::carries)) return;
+  for (SessionLink* const link : links_) {
+    link->Close(Annotate(why, "the last connection that carried control frames is lost"));
+  }
 }
 
 SessionLink* SharedSession::Best() const {
@@ -44,7 +54,7 @@ SessionLink* SharedSession::Best() const {
   };
   SessionLink* best = nullptr;
   for (SessionLink* const link : links_) {
-    if (link->open() && (best == nullptr || rank(link) < rank(best))) best = link;
+    if (link->open() && link->carries && (best == nullptr || rank(link) < rank(best))) best = link;
   }
   return best;
 }
@@ -79,7 +89,7 @@ absl::Status SharedSession::Pass(const ReliableChannel::Incoming& frame) {
 }
 
 void SharedSession::Flush(SessionLink* over, bool answers_wait) {
-  SessionLink* const link = over != nullptr ? over : Best();
+  SessionLink* const link = over != nullptr && over->carries ? over : Best();
   if (link == nullptr) return;
   ReliableChannel& channel = session_.channel();
   if (answers_wait && channel.AllToSend([](FrameType type) { return !IsFromInitiator(type); })) {

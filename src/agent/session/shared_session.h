@@ -1,6 +1,6 @@
 // The session with one incarnation of a peer, as this agent's two halves share it: Peer, for what
 // the agent initiates, and InboundSession, for what it is the target of. Control frames of both
-// halves go over the best link that is up, whoever dialled it.
+// halves go over the best link that is up and carries them, whoever dialled it.
 //
 // The session ends for both halves at once. Each closes its links; when the last one is down,
 // nothing can land any more, and the next session may begin.
@@ -28,13 +28,20 @@ namespace kvxfer {
 // A connection that may carry the frames of a session.
 class SessionLink : public EndpointUser {
  public:
-  SessionLink(size_t backend_index, bool dialled_here, std::unique_ptr<Endpoint> link_endpoint)
-      : backend(backend_index), dialled(dialled_here), endpoint(std::move(link_endpoint)) {}
+  SessionLink(size_t backend_index, bool dialled_here, bool carries_control,
+              std::unique_ptr<Endpoint> link_endpoint)
+      : backend(backend_index),
+        dialled(dialled_here),
+        carries(carries_control),
+        endpoint(std::move(link_endpoint)) {}
   // Frames may be sent over it.
   virtual bool open() const = 0;
+  // kDown follows. Does nothing to one that is closing.
+  virtual void Close(const absl::Status& why) = 0;
 
   const size_t backend;  // its place in Runtime::backends
   const bool dialled;    // by this agent
+  const bool carries;    // control frames too, as AgentOptions::control has it; else only data
   std::unique_ptr<Endpoint> endpoint;
 };
 
@@ -107,8 +114,8 @@ class SharedSession {
   // --- messages ---
   // One with a number. An error: the peer broke the protocol; see Fail.
   absl::Status OnNumbered(const Envelope& envelope);
-  // Sends what there is, as far as there is space. `over`: the link that it has to take; null: the
-  // best one. `answers_wait`: nothing, if there are only answers to what the peer initiates.
+  // Sends what there is, as far as there is space. `over`: the link to take, if it carries; null:
+  // the best one. `answers_wait`: nothing, if there are only answers to what the peer initiates.
   void Flush(SessionLink* over, bool answers_wait = false);
 
   // --- the end ---
@@ -122,6 +129,7 @@ class SharedSession {
   // which the smaller incarnation dialled. So a conversation stays on one connection.
   SessionLink* Best() const;
   absl::Status Pass(const ReliableChannel::Incoming& frame);
+  void CloseUncarried(const absl::Status& why);
   void RenewIfOver();
 
   User* const user_;

@@ -162,8 +162,19 @@ void TransferSet::OnLinkLost(Link& link, const absl::Status& why) {
   const absl::Status cause = absl::UnavailableError(
       absl::StrCat("connection to peer ", parts_.peer->name, " lost over ",
                    ToAbsl(runtime_->backends[link.backend]->name()), ": ", why.message()));
+  if (sender_.inline_link() == &link) sender_.OnMessagesSent();
   tracker_->OnLinkLost(link.number, cause, Now(),
                        [](const auto& sending) { OutboundOf(sending).link = nullptr; });
+}
+
+void TransferSet::Lose(const absl::Status& why) {
+  const Time now = Now();
+  tracker_->ForEach([&](SendTracker::Transfer& sending) {
+    if (!sending.ending()) {
+      tracker_->End(sending, TransferState::kFailed, why, EndCause::kLost, now);
+    }
+  });
+  Settle();
 }
 
 void TransferSet::OnRailUp(const Link& link) {

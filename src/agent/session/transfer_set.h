@@ -79,9 +79,11 @@ class TransferSet final : private Admission::User, private StagerUser {
   absl::Status OnNumbered(const ReliableChannel::Incoming& frame);
 
   // --- the session ---
-  // A backend holds data for the next message over its connection; see Sender.
-  bool inline_data() const { return sender_.inline_data(); }
+  // A backend holds data for the next message over this connection; see Sender.
+  Link* inline_link() const { return sender_.inline_link(); }
   void OnMessagesSent() { sender_.OnMessagesSent(); }
+  // The target is not reached again: what has begun fails, and stays quarantined until it is.
+  void Lose(const absl::Status& why);
   // A session has begun of which the target knows nothing.
   void OnNewSession();
   // Nothing of an earlier session can land any more.
@@ -93,8 +95,10 @@ class TransferSet final : private Admission::User, private StagerUser {
   const PostedBook::Count& count() const { return posted_.count(); }
   // Some have begun, and are not forgotten.
   bool active() const { return !outbounds_.empty(); }
-  // Some of them, or quarantines, wait for the peer.
-  bool waits() const { return active() || !quarantined_.empty() || stager_.unsettled(); }
+  // What a session before left waits until nothing of it can land any more.
+  bool quarantines() const { return !quarantined_.empty() || stager_.unsettled(); }
+  // Some of either wait for the peer.
+  bool waits() const { return active() || quarantines(); }
   bool queued() const { return !queue_.empty(); }
   // This side's GPUs are copying for one.
   bool copies() const { return stager_.moving(); }

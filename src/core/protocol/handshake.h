@@ -82,7 +82,8 @@ class Handshake {
   // Accepting: what the other side has said, to be believed from kProved on.
   const HelloFrame& hello() const { return hello_; }
   uint64_t hello_ack() const { return hello_ack_; }
-  uint16_t version() const { return version_; }  // the highest that both speak
+  uint64_t link() const { return dialled_.link; }  // what the other side calls the connection
+  uint16_t version() const { return version_; }    // the highest that both speak
 
  private:
   // Part of what a signature covers, so that no side's signature stands for the other's.

@@ -21,7 +21,7 @@ void ReliableChannel::MessageSent() {
   // A replay sends lower sequences again; it must not lower what the peer may acknowledge.
   if (kept_[next_].sequence > highest_sent_) highest_sent_ = kept_[next_].sequence;
   ++next_;
-  ack_sent_ = received_;
+  OnAckSent();
 }
 
 bool ReliableChannel::AllToSend(absl::FunctionRef<bool(FrameType)> which) const {
@@ -52,6 +52,7 @@ absl::Status ReliableChannel::OnAck(uint64_t ack) {
                                                    " were sent; the session must be reset"));
   }
   while (!kept_.empty() && kept_.front().sequence <= ack) {
+    kept_bytes_ -= kept_.front().message.size();
     kept_.pop_front();
     // A frame may be acknowledged before it was sent again on this connection: its first copy
     // arrived.
@@ -97,18 +98,20 @@ absl::Status ReliableChannel::OnFrame(const Envelope& envelope,
   }
   // Counted before `take` runs: a message that `take` sends acknowledges this frame already.
   ++received_;
+  bytes_since_ack_ += envelope.body.size();
   absl::Status status = take({.type = envelope.type, .body = envelope.body});
   while (status.ok() && !ahead_.empty() && ahead_.begin()->first == received_ + 1) {
     const Ahead frame = std::move(ahead_.extract(ahead_.begin()).mapped());
     ahead_bytes_ -= frame.body.size();
     ++received_;
+    bytes_since_ack_ += frame.body.size();
     status = take({.type = frame.type, .body = frame.body});
   }
   return status;
 }
 
 std::string ReliableChannel::AckMessage() {
-  ack_sent_ = received_;
+  OnAckSent();
   return EncodeMessage(FrameType::kAck, 0, received_, std::string_view());
 }
 

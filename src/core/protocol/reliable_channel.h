@@ -36,6 +36,7 @@ class ReliableChannel {
     ++last_sequence_;
     kept_.push_back(
         {.sequence = last_sequence_, .message = EncodeMessage(type, last_sequence_, 0, body)});
+    kept_bytes_ += kept_.back().message.size();
   }
   // The next message for the transport, with the current ack written into it, or null. It stays
   // kept until it is acknowledged. Call MessageSent once the transport has accepted it, before any
@@ -53,6 +54,7 @@ class ReliableChannel {
   // gets one.
   void Rewind();
   size_t kept() const { return kept_.size(); }
+  size_t kept_bytes() const { return kept_bytes_; }
 
   // --- receiving ---
   // Takes one numbered frame, and calls `take` with each frame that is now in order. Stops if
@@ -67,7 +69,9 @@ class ReliableChannel {
   bool ack_due() const { return received_ != ack_sent_; }
   // Whether an acknowledgement deserves a message of its own. Every other message acknowledges too,
   // a ping at the latest; until then the peer only keeps a small, bounded number of frames.
-  bool ack_pressing() const { return received_ - ack_sent_ >= kAckEvery; }
+  bool ack_pressing() const {
+    return received_ - ack_sent_ >= kAckEvery || bytes_since_ack_ >= kAckEveryBytes;
+  }
   // A message that only acknowledges; the acknowledgement counts as sent.
   std::string AckMessage();
 
@@ -78,21 +82,29 @@ class ReliableChannel {
   // sends acknowledges, and so does a ping.
   static constexpr size_t kMaxKept = 65'536;
   static constexpr uint64_t kAckEvery = 32;
+  static constexpr size_t kAckEveryBytes = 256 * 1024;  // of bodies
 
  private:
   friend struct ProtocolModelAccess;  // the tests' search compares states
+
+  void OnAckSent() {
+    ack_sent_ = received_;
+    bytes_since_ack_ = 0;
+  }
 
   struct Kept {
     uint64_t sequence;
     std::string message{};
   };
   std::deque<Kept> kept_;
-  size_t next_ = 0;  // index in kept_ of the next message to send
+  size_t kept_bytes_ = 0;  // of their messages
+  size_t next_ = 0;        // index in kept_ of the next message to send
   uint64_t last_sequence_ = 0;
   uint64_t highest_sent_ = 0;  // on any connection
 
   uint64_t received_ = 0;
-  uint64_t ack_sent_ = 0;  // 0: nothing acknowledged on this connection yet
+  uint64_t ack_sent_ = 0;       // 0: nothing acknowledged on this connection yet
+  size_t bytes_since_ack_ = 0;  // bodies of the frames in order since then
   struct Ahead {
     FrameType type;
     std::vector<std::byte> body{};

@@ -72,6 +72,15 @@ class SendTracker {
   // --- the session ---
   SendCredit& credit() { return credit_; }
   const SendCredit& credit() const { return credit_; }
+  // Whether a transfer with `notification` (null: with none) may begin: the target gives credit for
+  // it, and not too much is on its way. What is there delays the answers to what the target
+  // initiates.
+  bool MayNotify(const std::string* notification) const {
+    return notification == nullptr ||
+           (credit_.Has(notification) && channel_->kept_bytes() < kMaxKeptBytes);
+  }
+  // Of frames that the target has not acknowledged, while another notification is sent.
+  static constexpr size_t kMaxKeptBytes = 1024 * 1024;
   SlotSupply& slots() { return slots_; }
   // The session is lost: what the target was not told, or has not answered, it never will be.
   // Everything ends, with `why`. The next transfers belong to a new session.

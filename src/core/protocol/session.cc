@@ -86,6 +86,7 @@ Session::Refusal Session::OnRefuse(const RefuseFrame& refuse, bool proved) const
     case RefuseReason::kVersion:
     case RefuseReason::kAuth:
     case RefuseReason::kNotProved:
+    case RefuseReason::kCarrier:
     default:  // of a later version
       return {.why = absl::FailedPreconditionError(refused)};
     case RefuseReason::kSession:
@@ -116,8 +117,7 @@ absl::Status Session::OnNumbered(const Envelope& envelope, Take take) {
 }
 
 Time Session::abandon_at(bool waits) const {
-  const bool awaits = waits || !idle();
-  return awaits && state_ == State::kUnlinked ? unlinked_ + kAbandonAfter : Time::max();
+  return waits && state_ == State::kUnlinked ? unlinked_ + kAbandonAfter : Time::max();
 }
 
 void Session::End(Time now) {

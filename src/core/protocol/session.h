@@ -143,8 +143,6 @@ class Session {
   absl::Status OnNumbered(const Envelope& envelope, Take take);
 
   // --- the end ---
-  // Neither side waits for anything in the channel.
-  bool idle() const { return channel_.kept() == 0; }
   // A transfer posted then was posted before the last connection was lost, or before the end.
   bool Precedes(Time posted) const { return posted <= unlinked_; }
   // When a session that waits for the peer's word is given up. `waits`: for a word on a transfer.

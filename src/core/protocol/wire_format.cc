@@ -207,6 +207,10 @@ void Fields(Io& io, Ref<Io, RailFrame> frame) {
   io.Int("rail", frame.rail);
 }
 template <typename Io>
+void Fields(Io& io, Ref<Io, LinkGoneFrame> frame) {
+  io.Int("link", frame.link);
+}
+template <typename Io>
 void Fields(Io& io, Ref<Io, KvRange> range) {
   io.Int("first_head", range.heads.first);
   io.Int("heads", range.heads.count);
@@ -362,7 +366,8 @@ constexpr size_t kAckOffset = 16;
   X(LeaseReadFrame, "lease-read")     \
   X(LeaseAnswerFrame, "lease-answer") \
   X(KeyFrame, "key")                  \
-  X(ProofFrame, "proof")
+  X(ProofFrame, "proof")              \
+  X(LinkGoneFrame, "link-gone")
 
 template <typename Frame>
 constexpr const char* kFrameName = "";
@@ -421,6 +426,7 @@ bool IsFromInitiator(FrameType type) {
     case FrameType::kStageAsk:
     case FrameType::kStageBack:
     case FrameType::kStage:
+    case FrameType::kLinkGone:
       return true;
     default:
       return false;

@@ -99,17 +99,18 @@ enum class FrameType : uint8_t {
               // was given up
   kKvAnswer,  // target → initiator: a KV part is refused
   kStageAsk,  // initiator → target, numbered, down to kStaged: asks for staging buffers
-  kStageLend,      // target → initiator: buffers that it may use
-  kStageRecall,    // target → initiator: others wait for buffers
-  kStageBack,      // initiator → target: buffers that it no longer uses
-  kStage,          // initiator → target: what to copy between a buffer and the target's memory
-  kStaged,         // target → initiator: answers kStage
-  kRegions,        // target → initiator, unnumbered: a page of live regions
-  kLeaseRead,      // initiator → target, numbered, like the next: asks to read under a lease
-  kLeaseAnswer,    // target → initiator: answers kLeaseRead and kFetchEnd
-  kKey,            // both ways, unnumbered: a public key and a nonce, see handshake.h
-  kProof,          // initiator → target, unnumbered: a signature
-  kLast = kProof,  // no frame: the highest type that DecodeEnvelope takes
+  kStageLend,    // target → initiator: buffers that it may use
+  kStageRecall,  // target → initiator: others wait for buffers
+  kStageBack,    // initiator → target: buffers that it no longer uses
+  kStage,        // initiator → target: what to copy between a buffer and the target's memory
+  kStaged,       // target → initiator: answers kStage
+  kRegions,      // target → initiator, unnumbered: a page of live regions
+  kLeaseRead,    // initiator → target, numbered, like the next: asks to read under a lease
+  kLeaseAnswer,  // target → initiator: answers kLeaseRead and kFetchEnd
+  kKey,          // both ways, unnumbered: a public key and a nonce, see handshake.h
+  kProof,        // initiator → target, unnumbered: a signature
+  kLinkGone,     // initiator → target, numbered: a connection has ended at the side that dialled
+  kLast = kLinkGone,  // no frame: the highest type that DecodeEnvelope takes
 };
 
 inline constexpr size_t kEnvelopeBytes = 24;
@@ -188,6 +189,7 @@ enum class RefuseReason : uint8_t {
   kAuth,           // no common authentication method
   kClosing,        // the target is shutting down
   kNotProved = 8,  // the initiator is not the incarnation that it says it is
+  kCarrier = 10,  // the target sends no control frames over such a connection, and has no other one
 };
 
 struct RefuseFrame {
@@ -308,6 +310,12 @@ struct PingFrame {
 struct RailFrame {
   uint32_t rail = 0;
   bool operator==(const RailFrame&) const = default;
+};
+
+// The number that its KeyFrame gave the connection.
+struct LinkGoneFrame {
+  uint64_t link = 0;
+  bool operator==(const LinkGoneFrame&) const = default;
 };
 
 // The KV range that a transfer brought of a request; several workers may write one request.

@@ -26,6 +26,7 @@ class ListeningBackend : public FakeBackend {
     info_.capabilities.serves_metadata = serves;
   }
   const BackendInfo& Describe() const override { return info_; }
+  BackendInfo& info() { return info_; }
 
  private:
   BackendInfo info_;
@@ -35,7 +36,11 @@ using Made = absl::StatusOr<std::unique_ptr<Backend>>;
 
 // This host has tcp and shm. Of cuda_ipc there is no hardware, and verbs is set up wrong.
 Made OnThisHost(std::string_view name, const BackendContext& /*context*/) {
-  if (name == "tcp") return std::make_unique<ListeningBackend>("tcp", "10.0.0.1:7000", true);
+  if (name == "tcp") {
+    auto tcp = std::make_unique<ListeningBackend>("tcp", "10.0.0.1:7000", true);
+    tcp->info().capabilities.carrier = ControlCarrier::kTcp;
+    return tcp;
+  }
   if (name == "shm") return std::make_unique<ListeningBackend>("shm", "10.0.0.1:1", false);
   if (name == "verbs") return absl::InvalidArgumentError("no such device mlx7_0");
   return absl::UnimplementedError("no hardware");
@@ -103,6 +108,16 @@ TEST(AgentBackends, TheAddressOfTheOneThatServesMetadata) {
   EXPECT_EQ(both.listen_address(), "10.0.0.1:7000");
   ASSERT_OK_AND_ASSIGN(const auto one, Make({.backends = {"shm"}}, OnThisHost));
   EXPECT_EQ(one.listen_address(), "10.0.0.1:1");
+}
+
+TEST(AgentBackends, ControlFramesNeedOneThatCarriesThem) {
+  EXPECT_TRUE(Fails(Make({.backends = {"shm"}, .control = ControlCarrier::kTcp}, OnThisHost),
+                    absl::StatusCode::kInvalidArgument,
+                    {"control", "KVXFER_CONTROL", "tcp", "(shm)"}));
+  EXPECT_TRUE(
+      Fails(Make({.backends = {"shm", "tcp"}, .control = ControlCarrier::kRdma}, OnThisHost),
+            absl::StatusCode::kInvalidArgument, {"rdma", "(shm, tcp)"}));
+  EXPECT_OK(Make({.backends = {"shm", "tcp"}, .control = ControlCarrier::kTcp}, OnThisHost));
 }
 
 }  // namespace

@@ -164,6 +164,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   Set("KVXFER_NAME", "prefill-0");
   Set("KVXFER_BACKENDS", "shm, faulty:tcp");
   Set("KVXFER_REQUIRE_BACKENDS", "tcp");
+  Set("KVXFER_CONTROL", "tcp");
   Set("KVXFER_LISTEN", "[::]:7471");
   Set("KVXFER_ADVERTISE", "10.0.0.2");
   Set("KVXFER_TCP_STREAMS", "16");
@@ -174,6 +175,7 @@ TEST_F(OptionsEnvTest, EveryVariableIsRead) {
   const auto options = OptionsFromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->name, "prefill-0");
+  EXPECT_EQ(options->control, ControlCarrier::kTcp);
   EXPECT_EQ(options->backends, (std::vector<std::string>{"shm", "faulty:tcp"}));
   EXPECT_EQ(options->require_backends, std::vector<std::string>{"tcp"});
   EXPECT_EQ(options->listen, "[::]:7471");
@@ -256,6 +258,7 @@ TEST_F(OptionsEnvTest, WhatDoesNotParseIsRefusedByName) {
     ExpectRefused("KVXFER_BACKENDS", bad);
     ExpectRefused("KVXFER_REQUIRE_BACKENDS", bad);
   }
+  for (const char* bad : {"TCP", "sockets", "tcp,shm", " "}) ExpectRefused("KVXFER_CONTROL", bad);
   ExpectRefused("KVXFER_NAME", std::string(256, 'n'));
 }
 

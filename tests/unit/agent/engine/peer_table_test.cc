@@ -72,6 +72,16 @@ TEST_F(PeerTableTest, WhomNoBackendReachesIsNotAdded) {
   EXPECT_FALSE(views_.Find("decode-0").ok());
 }
 
+TEST_F(PeerTableTest, OneIncarnationHasOneName) {
+  ASSERT_OK(peers_.Install(metadata_));
+  AgentMetadata other = metadata_;
+  other.name = "decode-1";
+  EXPECT_TRUE(Fails(peers_.Install(other), absl::StatusCode::kInvalidArgument,
+                    {"decode-1", "known as peer decode-0"}));
+  EXPECT_EQ(peers_.Find("decode-1"), nullptr);
+  ASSERT_OK(peers_.Install(metadata_));
+}
+
 TEST_F(PeerTableTest, ANewIncarnationReplacesTheOld) {
   ASSERT_OK(peers_.Install(metadata_));
   const TransferPtr before = Submit(1);

@@ -123,6 +123,23 @@ TEST_F(AdmissionTest, ANotificationWaitsForCredit) {
   EXPECT_THAT(Begun(), ElementsAre(1, 2));
 }
 
+// What is on its way delays the answers to what the peer initiates.
+TEST_F(AdmissionTest, ANotificationWaitsWhileMuchIsOnItsWay) {
+  Connect();
+  tracker_.credit().OnCredit({.notifications = 100, .bytes = 1 << 30});
+  while (channel_.kept_bytes() < SendTracker::kMaxKeptBytes) {
+    channel_.Push(FrameType::kOpen, std::string(64 * 1024, 'x'));
+  }
+  while (channel_.NextToSend() != nullptr) channel_.MessageSent();
+  queue_.Push(Write(1));
+  queue_.Push(Notify(2));
+  EXPECT_TRUE(Admit());
+  EXPECT_THAT(Begun(), ElementsAre(1));
+  EXPECT_OK(channel_.OnAck(1));
+  EXPECT_TRUE(Admit());
+  EXPECT_THAT(Begun(), ElementsAre(1, 2));
+}
+
 TEST_F(AdmissionTest, AsManyAsTheOptionsAllowAreActive) {
   Connect();
   const size_t most = runtime_.options.max_active_transfers;

@@ -131,6 +131,11 @@ class FakePeer {
  protected:
   static constexpr uint64_t kBytes = 4096;  // of a region
 
+  // Before anything else is made.
+  void SetControl(ControlCarrier control) {
+    const_cast<AgentOptions&>(runtime_.options).control = control;
+  }
+
   FakePeer() : runtime_(Options()) {
     metadata_.name = "decode-0";
     metadata_.host.hostname = "there";
@@ -216,7 +221,7 @@ class FakeLink : public LinkUser {
     auto made = std::make_unique<FakeEndpoint>();
     made->rails.resize(rails);
     endpoint = made.get();
-    link = std::make_unique<Link>(this, number, backend, &measure, std::move(made));
+    link = std::make_unique<Link>(this, number, backend, true, &measure, std::move(made));
   }
   // Up, as its session has it.
   void GoUp(Time now) {
@@ -270,9 +275,11 @@ class FakePaths : public FakePeer, public PathSet::User {
   void OnLinkEvent(Link& /*link*/, Event& /*event*/) override {}
   bool MayConnect() const override { return may_connect_; }
   bool PeerIsConnected() const override { return peer_is_connected_; }
+  bool MaySpeak() const override { return may_speak_; }
 
   std::unique_ptr<PathSet> paths_;
   bool may_connect_ = true;
+  bool may_speak_ = false;
   bool peer_is_connected_ = false;
 };
 

@@ -64,6 +64,55 @@ TEST_F(PathSetTest, TheFirstBackendThatIsUpIsTaken) {
   EXPECT_EQ(Paths().links(), 2u);
 }
 
+// Data waits until a path is up that carries control frames.
+TEST_F(PathSetTest, ControlFramesComeFirst) {
+  SetControl(ControlCarrier::kTcp);
+  FakeBackend& shm = Both("shm");
+  FakeBackend& tcp = Both("tcp");
+  shm.capabilities_now().carrier = ControlCarrier::kShm;
+  tcp.capabilities_now().carrier = ControlCarrier::kTcp;
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  EXPECT_OK(Paths().CheckCarrier());
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(shm.dials, 0);
+  EXPECT_EQ(tcp.dials, 1);
+  EXPECT_TRUE(Making(1).carries);
+  Prove(Making(1));
+  may_speak_ = true;
+  EXPECT_EQ(Goes(record), "waits");
+  EXPECT_EQ(shm.dials, 1);
+  EXPECT_FALSE(Making(0).carries);
+  Prove(Making(0));
+  EXPECT_EQ(Goes(record), "shm");
+  EXPECT_EQ(NameOf(Paths().LinkForMessages(now_, now_)), "tcp");
+  // Expect that what is dialled to be heard of again carries too.
+  Fail(Making(1));
+  Fail(Making(0));
+  may_speak_ = false;
+  now_ += 100 * kTimeout;
+  for (int i = 0; i < 3; ++i) Paths().Redial(now_);
+  EXPECT_EQ(tcp.dials, 2);
+  EXPECT_EQ(shm.dials, 1);
+}
+
+TEST_F(PathSetTest, WithoutACarrierThereIsNoPath) {
+  SetControl(ControlCarrier::kTcp);
+  Both("shm").capabilities_now().carrier = ControlCarrier::kShm;
+  FakeBackend& tcp = Both("tcp");
+  tcp.capabilities_now().carrier = ControlCarrier::kTcp;
+  tcp.reachable = absl::UnavailableError("no route");
+  MakeRegions();
+  internal::TransferRecord record;
+  Plan(record, MemoryKind::kHost);
+  for (const std::string& why : {Goes(record), std::string(Paths().CheckCarrier().message())}) {
+    EXPECT_THAT(why, HasSubstr("control = tcp"));
+    EXPECT_THAT(why, HasSubstr("decode-0 (shm)"));
+  }
+  EXPECT_TRUE(absl::IsFailedPrecondition(Paths().CheckCarrier()));
+}
+
 TEST_F(PathSetTest, NothingIsDialledUntilTheSessionBeforeIsOver) {
   FakeBackend& tcp = Both("tcp");
   MakeRegions();

@@ -234,13 +234,13 @@ TEST_F(SenderTest, SoleDataWaitsForTheNextMessage) {
   ASSERT_OK(tracker_.slots().OnGrant({.range = {.first = 0, .count = 4}}));
   Outbound& one = Begin(1, {.counted = true});
   one.limits.max_bytes = kBytes;
-  EXPECT_FALSE(sender_.inline_data());
+  EXPECT_EQ(sender_.inline_link(), nullptr);
   sender_.Post(now_);
   ASSERT_EQ(made_.endpoint->ops.size(), 1u);
   EXPECT_TRUE(made_.endpoint->ops[0].sole);
-  EXPECT_TRUE(sender_.inline_data());
+  EXPECT_NE(sender_.inline_link(), nullptr);
   sender_.OnMessagesSent();
-  EXPECT_FALSE(sender_.inline_data());
+  EXPECT_EQ(sender_.inline_link(), nullptr);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "src/agent/session/shared_session.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -27,10 +28,15 @@ Session::Party PartyOf(uint8_t first, const std::string& name) {
 // A connection as the session sees it.
 class BareLink : public SessionLink {
  public:
-  BareLink(size_t backend_index, bool dialled_here)
-      : SessionLink(backend_index, dialled_here, std::make_unique<FakeEndpoint>()) {}
+  BareLink(size_t backend_index, bool dialled_here, bool carries_control = true)
+      : SessionLink(backend_index, dialled_here, carries_control,
+                    std::make_unique<FakeEndpoint>()) {}
   void OnEvent(Event& /*event*/) override {}
   bool open() const override { return is_open; }
+  void Close(const absl::Status& why) override {
+    is_open = false;
+    closed = why;
+  }
   FakeEndpoint& wire() { return static_cast<FakeEndpoint&>(*endpoint); }
   // The types of the messages that were sent over it since the last call.
   std::vector<FrameType> Sent() {
@@ -44,6 +50,7 @@ class BareLink : public SessionLink {
     return types;
   }
   bool is_open = true;
+  absl::Status closed{};
   size_t messages = 0;  // in which they came
 };
 
@@ -143,6 +150,46 @@ TEST_F(SharedSessionTest, OfTwoLinksThatOfTheSmallerIncarnationIsTaken) {
     EXPECT_EQ(own.Sent().size(), smaller ? 1u : 0u);
     EXPECT_EQ(theirs.Sent().size(), smaller ? 0u : 1u);
   }
+}
+
+// AgentOptions::control may keep frames from a link; data it moves all the same.
+TEST_F(SharedSessionTest, WhatCarriesNoFramesIsNotTaken) {
+  BareLink data(0, true, false);
+  BareLink carrier(1, false);
+  shared_.OnLinkUp(data);
+  EXPECT_FALSE(shared_.linked());
+  Say();
+  shared_.Flush(nullptr);
+  shared_.Flush(&data);
+  EXPECT_TRUE(data.Sent().empty());
+  shared_.OnLinkUp(carrier);
+  EXPECT_TRUE(shared_.linked());
+  shared_.Flush(&data);
+  EXPECT_EQ(carrier.Sent().size(), 1u);
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_EQ(carrier.Sent().size(), 1u);
+  EXPECT_TRUE(data.Sent().empty());
+}
+
+TEST_F(SharedSessionTest, WithTheLastCarrierTheOtherLinksGo) {
+  BareLink data(0, true, false);
+  BareLink more(0, false, false);
+  BareLink first(1, true);
+  BareLink second(1, false);
+  for (BareLink* link : {&data, &more, &first, &second}) shared_.OnLinkUp(*link);
+  Lose(first);
+  EXPECT_OK(data.closed);
+  Lose(second);
+  for (const BareLink* link : {&data, &more}) {
+    EXPECT_THAT(std::string(link->closed.message()),
+                ::testing::AllOf(::testing::HasSubstr("carried control frames"),
+                                 ::testing::HasSubstr("cut")));
+  }
+  EXPECT_TRUE(Log().empty());
+  Lose(data);
+  Lose(more);
+  EXPECT_EQ(Log(), (Lines{"unlinked: cut"}));
 }
 
 TEST_F(SharedSessionTest, WhatALinkHadTakenGoesAgainOverAnother) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <set>
 #include <span>
@@ -140,6 +141,44 @@ TEST(ReliableChannelTest, AckIsDueUntilToldOnThisConnection) {
   to.Push(FrameType::kReleased, "r");
   EXPECT_EQ(Decoded(SendAll(to)[0]).ack, 1u);
   EXPECT_FALSE(to.ack_due());
+}
+
+// Whatever is kept delays what comes behind it, so the peer hears soon that large bodies came.
+TEST(ReliableChannelTest, AnAckPressesAfterManyFramesOrBytes) {
+  const auto pressing = [](size_t frames, size_t bytes, bool ahead) {
+    ReliableChannel from;
+    ReliableChannel to;
+    for (size_t i = 0; i < frames; ++i) from.Push(FrameType::kOpen, std::string(bytes, 'x'));
+    std::vector<std::string> messages = SendAll(from);
+    if (ahead) std::ranges::reverse(messages);
+    for (const std::string& message : messages) {
+      EXPECT_FALSE(to.ack_pressing());
+      Receive(to, message);
+    }
+    const bool pressed = to.ack_pressing();
+    to.AckMessage();
+    EXPECT_FALSE(to.ack_pressing());
+    return pressed;
+  };
+  for (const bool ahead : {false, true}) {
+    EXPECT_FALSE(pressing(ReliableChannel::kAckEvery - 1, 1, ahead));
+    EXPECT_TRUE(pressing(ReliableChannel::kAckEvery, 1, ahead));
+    EXPECT_FALSE(pressing(4, ReliableChannel::kAckEveryBytes / 4 - 1, ahead));
+    EXPECT_TRUE(pressing(4, ReliableChannel::kAckEveryBytes / 4, ahead));
+  }
+}
+
+TEST(ReliableChannelTest, KeptBytesAreThoseOfTheMessages) {
+  ReliableChannel channel;
+  channel.Push(FrameType::kOpen, std::string(100, 'x'));
+  channel.Push(FrameType::kOpen, "y");
+  SendAll(channel);
+  EXPECT_EQ(channel.kept_bytes(), 2 * kEnvelopeBytes + 101);
+  EXPECT_TRUE(channel.OnAck(1).ok());
+  EXPECT_EQ(channel.kept_bytes(), kEnvelopeBytes + 1);
+  channel.Rewind();
+  EXPECT_TRUE(channel.OnAck(2).ok());
+  EXPECT_EQ(channel.kept_bytes(), 0u);
 }
 
 TEST(ReliableChannelTest, ReplayCarriesTheLatestAck) {

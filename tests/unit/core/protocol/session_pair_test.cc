@@ -138,7 +138,7 @@ class Pair {
   // The two have a connection, mean the same session, and owe each other nothing.
   bool settled() const {
     for (int side = 0; side < 2; ++side) {
-      if (sides_[side].state() != State::kLinked || !sides_[side].idle()) return false;
+      if (sides_[side].state() != State::kLinked || sides_[side].channel().kept() > 0) return false;
       if (sides_[side].peer_number() != 0 &&
           sides_[side].peer_number() != sides_[1 - side].number()) {
         return false;

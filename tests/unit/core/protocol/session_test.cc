@@ -85,7 +85,7 @@ TEST(SessionTest, ItBeginsUnknownAndWithoutAConnection) {
   EXPECT_EQ(session.state(), State::kNew);
   EXPECT_EQ(session.number(), kFirst);
   EXPECT_EQ(session.unlinked(), At(3));
-  EXPECT_TRUE(session.idle());
+  EXPECT_EQ(session.channel().kept(), 0u);
 }
 
 TEST(SessionTest, EachTransitionOfTheTable) {
@@ -293,11 +293,10 @@ TEST(SessionTest, ARenewedSessionHasNothingOfTheOneBefore) {
   session.channel().Push(FrameType::kQuiet, QuietFrame{});
   EXPECT_OK(session.OnNumbered(Numbered(1), Ignore));
   EXPECT_EQ(session.OnHello(TheirHello(kTheirs, 0)), Session::Meaning::kTaken);
-  EXPECT_FALSE(session.idle());
   session.End(At(7));
   session.OnLinkDown(At(8));
   session.Renew();
-  EXPECT_TRUE(session.idle());
+  EXPECT_EQ(channel->kept(), 0u);
   EXPECT_EQ(session.peer_number(), 0u);
   EXPECT_EQ(session.number(), kFirst + 1);
   EXPECT_EQ(&session.channel(), channel);
@@ -305,12 +304,13 @@ TEST(SessionTest, ARenewedSessionHasNothingOfTheOneBefore) {
   EXPECT_EQ(SendAll(*channel), 0u);
 }
 
-TEST(SessionTest, ItIsGivenUpAfterAWhileWithoutAConnectionIfAnythingWaits) {
+// An answer to the peer is not waited for: who waits for it comes.
+TEST(SessionTest, ItIsGivenUpAfterAWhileWithoutAConnectionIfATransferWaits) {
   Session unlinked = In(State::kUnlinked);
   EXPECT_EQ(unlinked.abandon_at(false), Time::max());
   EXPECT_EQ(unlinked.abandon_at(true), At(5) + kAbandon);
-  unlinked.channel().Push(FrameType::kQuiet, QuietFrame{});
-  EXPECT_EQ(unlinked.abandon_at(false), At(5) + kAbandon);
+  unlinked.channel().Push(FrameType::kCredit, CreditFrame{});
+  EXPECT_EQ(unlinked.abandon_at(false), Time::max());
   // Expect that it is given up once, however long a transfer of it moves on.
   unlinked.End(At(6));
   EXPECT_EQ(unlinked.abandon_at(true), Time::max());
@@ -485,11 +485,10 @@ void Check(const World& world, const std::string& path) {
   EXPECT_EQ(session.renewable(), known.over() && known.links() == 0) << path;
   EXPECT_EQ(session.channel().received(), known.received()) << path;
   const bool kept = known.pushed() > known.acknowledged();
-  EXPECT_EQ(session.idle(), !kept) << path;
+  EXPECT_EQ(session.channel().kept() > 0, kept) << path;
   const bool away = known.was_up() && known.links() == 0 && !known.over();
   for (const bool waits : {false, true}) {
-    EXPECT_EQ(session.abandon_at(waits),
-              away && (waits || kept) ? known.unlinked() + kAbandon : Time::max())
+    EXPECT_EQ(session.abandon_at(waits), away && waits ? known.unlinked() + kAbandon : Time::max())
         << path;
   }
   EXPECT_EQ(session.Precedes(now), now <= known.unlinked()) << path;

@@ -135,6 +135,7 @@ std::array<uint8_t, kSize> Ascending(uint8_t first) {
   return bytes;
 }
 const ProofFrame kProof{.signature = Ascending<64>(0x80)};
+const LinkGoneFrame kLinkGone{.link = 0x0102030405060708};
 const KeyFrame kDialledKey{.link = 3, .key = Ascending<32>(0x10), .nonce = Ascending<32>(0x40)};
 const KeyFrame kAcceptedKey{
     .key = Ascending<32>(0x10),
@@ -170,7 +171,8 @@ std::vector<std::pair<FrameType, std::string>> AllBodies() {
           {FrameType::kLeaseRead, Encode(kLeaseRead)},
           {FrameType::kLeaseAnswer, Encode(kLeaseAnswer)},
           {FrameType::kKey, Encode(kAcceptedKey)},
-          {FrameType::kProof, Encode(kProof)}};
+          {FrameType::kProof, Encode(kProof)},
+          {FrameType::kLinkGone, Encode(kLinkGone)}};
 }
 
 // Expect the golden bytes for `frame`, the frame back from them, and every shorter or
@@ -269,8 +271,10 @@ TEST(WireFormat, BytesOfVersion7AreKept) {
   ExpectFormat(kDialledKey, golden::kDialledKey);
   ExpectFormat(kAcceptedKey, golden::kAcceptedKey);
   ExpectFormat(kProof, golden::kProof);
+  ExpectFormat(kLinkGone, golden::kLinkGone);
   EXPECT_EQ(static_cast<int>(FrameType::kKey), 32);
   EXPECT_EQ(static_cast<int>(FrameType::kProof), 33);
+  EXPECT_EQ(static_cast<int>(FrameType::kLinkGone), 34);
 }
 
 TEST(WireFormat, AKeyHasAWholeSignatureOrNone) {

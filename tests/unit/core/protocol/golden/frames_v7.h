@@ -25,6 +25,9 @@ inline constexpr char kProof[] =
     "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f"
     "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf";
 
+// The body of link-gone (type 34).
+inline constexpr char kLinkGone[] = "0807060504030201";
+
 }  // namespace kvxfer::golden
 
 #endif  // KVXFER_TESTS_UNIT_CORE_PROTOCOL_GOLDEN_FRAMES_V7_H_
