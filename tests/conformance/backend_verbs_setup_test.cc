@@ -74,7 +74,8 @@ class VerbsSlowAddress : public VerbsDevice {
   std::unique_ptr<Party> other_;
 };
 
-INSTANTIATE_TEST_SUITE_P(InMemory, VerbsSlowAddress, ::testing::Values(VerbsDeviceFlavour()),
+// Without control pairs, so that every queue pair is a rail's.
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsSlowAddress, ::testing::Values(VerbsStreamFlavour()),
                          FlavourName);
 
 TEST_P(VerbsSlowAddress, HoldsUpNoTransferToAnotherPeer) {
@@ -221,7 +222,8 @@ class VerbsRefusal : public VerbsDevice {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(InMemory, VerbsRefusal, ::testing::Values(VerbsDeviceFlavour()),
+// Without control pairs, so that every queue pair is a rail's.
+INSTANTIATE_TEST_SUITE_P(InMemory, VerbsRefusal, ::testing::Values(VerbsStreamFlavour()),
                          FlavourName);
 
 TEST_P(VerbsRefusal, ARailIsFencedOnlyWhenItsEndIsGone) {

@@ -52,7 +52,8 @@ TEST_P(VerbsDevice, NamedFabricsAreNotTried) {
       options);
   const uint64_t before = fabric_->calls(Call::kCreateQp);
   ASSERT_NO_FATAL_FAILURE(Start(64 * kOp));
-  EXPECT_EQ(fabric_->calls(Call::kCreateQp) - before, 4u);
+  // Two rails and the control pair.
+  EXPECT_EQ(fabric_->calls(Call::kCreateQp) - before, 6u);
   ExpectAllRailsWork();
 }
 

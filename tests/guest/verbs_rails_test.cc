@@ -83,6 +83,13 @@ class VerbsRails : public ::testing::Test {
   std::vector<RailExplanation> Rails() const {
     return testing::Rails(*pair_.a.agent, "b", "verbs");
   }
+  // Control frames go by SEND.
+  bool HasControlPair() const {
+    const absl::StatusOr<Explanation> all = pair_.a.agent->Explain("b");
+    return all.ok() && std::ranges::any_of(all->paths, [](const PathExplanation& path) {
+             return path.why.find("control by SEND") != std::string::npos;
+           });
+  }
   size_t RailsUp() const { return testing::RailsUp(*pair_.a.agent, "b", "verbs"); }
 
   Pair pair_;
@@ -91,7 +98,7 @@ class VerbsRails : public ::testing::Test {
 TEST_F(VerbsRails, ALinkThatGoesDownInMidTransferIsDoneWithoutAndUsedAgainOnceItIsUp) {
   ASSERT_NO_FATAL_FAILURE(Start(Options("a", {"rxe0", "rxe2"}), Options("b", {"rxe1", "rxe3"})));
   ASSERT_NO_FATAL_FAILURE(Move(1));
-  ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2; }));
+  ASSERT_TRUE(Eventually(kAmple, [&] { return RailsUp() == 2 && HasControlPair(); }));
   std::jthread cutter([] {
     std::this_thread::sleep_for(milliseconds(15));
     Shell("ip link set rdma0 down");

@@ -233,15 +233,16 @@ TestLink* Party::Find(const Endpoint* endpoint) {
   return nullptr;
 }
 
-std::unique_ptr<BackendPair> BackendPair::Make(const Flavour& flavour, bool authorize) {
+std::unique_ptr<BackendPair> BackendPair::Make(const Flavour& initiator, const Flavour& target,
+                                               bool authorize) {
   std::unique_ptr<BackendPair> pair(new BackendPair);
-  for (auto [party, name] :
-       {std::pair(&pair->initiator_, "initiator"), {&pair->target_, "target"}}) {
-    auto made = Party::Make(flavour, name);
-    EXPECT_OK(made);
-    if (!made.ok()) return nullptr;
-    *party = *std::move(made);
-  }
+  auto first = Party::Make(initiator, "initiator");
+  auto second = Party::Make(target, "target");
+  EXPECT_OK(first);
+  EXPECT_OK(second);
+  if (!first.ok() || !second.ok()) return nullptr;
+  pair->initiator_ = *std::move(first);
+  pair->target_ = *std::move(second);
   const auto link = pair->initiator_->Connect(*pair->target_);
   EXPECT_OK(link);
   if (!link.ok()) return nullptr;
@@ -278,6 +279,15 @@ void BackendPair::Authorize() {
     return std::ranges::all_of(out().endpoint->Describe().rails, &RailInfo::up);
   };
   EXPECT_TRUE(Until([&] { return all_up() || out().down; })) << "a rail does not come up";
+  // Messages go their way from now on.
+  const auto settled = [](TestLink& link) {
+    const std::string path = link.path();
+    return link.down || path.find("control by SEND") != std::string::npos ||
+           path.find("control by TCP (") != std::string::npos;
+  };
+  const bool waits = initiator_->capabilities().carrier == ControlCarrier::kRdma;
+  EXPECT_TRUE(!waits || Until([&] { return settled(out()) && settled(in()); }))
+      << "no carrier: " << out().path();
 }
 
 size_t BackendPair::Turn() { return initiator_->Turn() + target_->Turn(); }

@@ -129,7 +129,11 @@ class Party {
 class BackendPair {
  public:
   // Connected; authorised unless `authorize` is false. Null: the failure is already reported.
-  static std::unique_ptr<BackendPair> Make(const Flavour& flavour, bool authorize = true);
+  static std::unique_ptr<BackendPair> Make(const Flavour& flavour, bool authorize = true) {
+    return Make(flavour, flavour, authorize);
+  }
+  static std::unique_ptr<BackendPair> Make(const Flavour& initiator, const Flavour& target,
+                                           bool authorize = true);
   // Shuts down and expects both sides to end.
   ~BackendPair();
 

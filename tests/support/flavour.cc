@@ -48,7 +48,10 @@ std::vector<Flavour> PlainFlavours() {
        .memory = MemoryType::kAttached,
        .faults = {}},
   };
-  if (!RealVerbs()) all.push_back(VerbsCudaFlavour());
+  if (!RealVerbs()) {
+    all.push_back(VerbsCudaFlavour());
+    all.push_back(VerbsStreamFlavour());
+  }
   std::ranges::move(LibfabricFlavours(), std::back_inserter(all));
   if (!HasUcx()) return all;
   all.push_back(UcxFlavour("UcxTcp", "tcp,self"));
@@ -63,6 +66,15 @@ Flavour CudaIpcFlavour() {
 Flavour VerbsCudaFlavour() {
   return {
       .name = "VerbsTestDeviceCuda", .backend = "verbs", .memory = MemoryType::kCuda, .faults = {}};
+}
+
+Flavour VerbsStreamFlavour() {
+  Flavour flavour{.name = "VerbsTestDeviceStream",
+                  .backend = "verbs",
+                  .memory = MemoryType::kAttached,
+                  .faults = {}};
+  flavour.control = ControlCarrier::kTcp;
+  return flavour;
 }
 
 std::vector<Flavour> LibfabricFlavours() {
@@ -152,6 +164,7 @@ std::vector<Flavour> FaultyFlavours(int seeds) {
       if (kQuick && flavour.backend != "tcp" && flavour.backend != "loopback") continue;
       // What is made worse is the same over either kind of memory.
       if (flavour.name == VerbsCudaFlavour().name) continue;
+      if (flavour.name == VerbsStreamFlavour().name) continue;
       // The first seed takes one kind of shm memory and one transport of UCX, the second the other.
       if (seeds > 1 && flavour.backend == "ucx" && (flavour.name == "UcxTcp") != (i % 2 == 0)) {
         continue;

@@ -57,6 +57,8 @@ bool HasUcx();
 Flavour CudaIpcFlavour();
 // GPU memory that devices in memory reach by themselves.
 Flavour VerbsCudaFlavour();
+// Control frames over TCP instead of SEND.
+Flavour VerbsStreamFlavour();
 // Over the provider of KVXFER_FABRIC_PROVIDER, with the domains of KVXFER_FABRIC_DOMAINS (with
 // commas; empty: one), with GPU memory where KVXFER_FABRIC_MEMORY is cuda. Not set: none.
 std::vector<Flavour> LibfabricFlavours();

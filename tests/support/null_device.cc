@@ -198,6 +198,8 @@ class NullDevice final : public verbs::Ibv {
 
   // --- the way of the data ---
   int PostSend(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) override;
+  // It passes no messages: agents over it have AgentOptions::control on tcp.
+  int PostRecv(ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) override { return EOPNOTSUPP; }
   int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* first, ibv_recv_wr** bad) override;
   int PollCq(ibv_cq* cq, int count, ibv_wc* out) override;
   int ReqNotify(ibv_cq* cq) override;

@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(std::string name, const MemoryS
   AgentOptions options;
   options.name = std::move(name);
   options.backends = {verbs ? "verbs" : "null"};
+  if (verbs) options.control = ControlCarrier::kTcp;
   options.spin = Duration::zero();
   auto agent = internal::AgentFactory::Create(options, verbs ? MakeNullVerbs : MakeNullBackend);
   if (!agent.ok()) return agent.status();

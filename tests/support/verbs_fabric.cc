@@ -158,13 +158,15 @@ bool VerbsFabric::Reachable(const Qp& qp, Qp*& remote) {
 
 bool VerbsFabric::CheckLocal(const Qp& qp, const Wqe& wqe) {
   if (!wqe.inlined.empty()) return true;
-  return std::ranges::all_of(wqe.sges, [&](const ibv_sge& sge) {
-    const auto it = mrs_.find(sge.lkey);
-    if (it == mrs_.end() || it->second->pd != qp.pd) return false;
-    const auto base = reinterpret_cast<uint64_t>(it->second->addr);
-    return sge.addr >= base && sge.length <= it->second->length &&
-           sge.addr - base <= it->second->length - sge.length;
-  });
+  return std::ranges::all_of(wqe.sges, [&](const ibv_sge& sge) { return IsRegistered(qp, sge); });
+}
+
+bool VerbsFabric::IsRegistered(const Qp& qp, const ibv_sge& sge) const {
+  const auto it = mrs_.find(sge.lkey);
+  if (it == mrs_.end() || it->second->pd != qp.pd) return false;
+  const auto base = reinterpret_cast<uint64_t>(it->second->addr);
+  return sge.addr >= base && sge.length <= it->second->length &&
+         sge.addr - base <= it->second->length - sge.length;
 }
 
 VerbsFabric::Mr* VerbsFabric::CheckRemote(const Qp& remote, const Wqe& wqe, int access) {
@@ -230,6 +232,7 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
     Finish(qp, IBV_WC_LOC_PROT_ERR);
     return Step::kMoved;
   }
+  if (wqe.wr.opcode == IBV_WR_SEND) return Send(qp, *remote, now);
   const bool read = wqe.wr.opcode == IBV_WR_RDMA_READ;
   const int access = read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
   if (fail_writes_ > 0 && !read && wqe.bytes >= fail_writes_from_) {
@@ -244,11 +247,7 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
   }
   const bool tells = wqe.wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   auto* srq = static_cast<Srq*>(remote->srq);
-  if (tells && srq->receives.empty()) {
-    ++not_ready_;
-    wqe.retry_at = now + kNotReadyTimer;
-    return Step::kWaits;
-  }
+  if (tells && (srq == nullptr || srq->receives.empty())) return NotReady(qp, now);
   const uint64_t part = std::min(kChunk, wqe.bytes - wqe.done);
   if (part > 0 && !Copy(wqe, wqe.done, part)) return End(qp, IBV_WC_REM_OP_ERR, now);
   moved_[static_cast<const Context*>(qp.context)->index] += part;
@@ -274,6 +273,53 @@ VerbsFabric::Step VerbsFabric::Progress(Qp& qp, Time now) {
     return Step::kWaits;
   }
   return End(qp, IBV_WC_SUCCESS, now);
+}
+
+// The first request of `qp` finds no receive.
+VerbsFabric::Step VerbsFabric::NotReady(Qp& qp, Time now) {
+  ++not_ready_;
+  Wqe& wqe = qp.requests.front();
+  constexpr uint8_t kForEver = 7;
+  if (qp.attr.rnr_retry != kForEver && ++wqe.not_ready > qp.attr.rnr_retry) {
+    return End(qp, IBV_WC_RNR_RETRY_EXC_ERR, now);
+  }
+  wqe.retry_at = now + kNotReadyTimer;
+  return Step::kWaits;
+}
+
+VerbsFabric::Step VerbsFabric::Send(Qp& qp, Qp& remote, Time now) {
+  Wqe& wqe = qp.requests.front();
+  if (remote.receives.empty()) return NotReady(qp, now);
+  const bool fails = fail_send_ > 0 && --fail_send_ == 0;
+  if (fails && !fail_send_arrives_) return End(qp, fail_send_with_, now);
+  const Receive receive = remote.receives.front();
+  remote.receives.pop_front();
+  ibv_wc wc{};
+  wc.wr_id = receive.id;
+  wc.opcode = IBV_WC_RECV;
+  wc.byte_len = static_cast<uint32_t>(wqe.bytes);
+  wc.qp_num = remote.qp_num;
+  wc.status = wqe.bytes > receive.sge.length       ? IBV_WC_LOC_LEN_ERR
+              : !IsRegistered(remote, receive.sge) ? IBV_WC_LOC_PROT_ERR
+                                                   : IBV_WC_SUCCESS;
+  uint64_t to = receive.sge.addr;
+  const auto copy = [&](uint64_t from, uint64_t bytes) {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    to += bytes;
+  };
+  if (wc.status == IBV_WC_SUCCESS && !wqe.inlined.empty()) {
+    copy(reinterpret_cast<uint64_t>(wqe.inlined.data()), wqe.inlined.size());
+  } else if (wc.status == IBV_WC_SUCCESS) {
+    for (const ibv_sge& sge : wqe.sges) copy(sge.addr, sge.length);
+  }
+  Enqueue(*static_cast<Cq*>(remote.recv_cq), wc);
+  if (wc.status != IBV_WC_SUCCESS) {
+    SetError(remote);
+    return End(qp, wc.status == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR,
+               now);
+  }
+  ++sends_;
+  return End(qp, fails ? fail_send_with_ : IBV_WC_SUCCESS, now);
 }
 
 // The peer's device is through with the first request of `qp`.
@@ -309,13 +355,20 @@ void VerbsFabric::Finish(Qp& qp, ibv_wc_status status) {
 void VerbsFabric::SetError(Qp& qp) {
   if (const auto before = std::exchange(qp.state, IBV_QPS_ERR); before != IBV_QPS_ERR) {
     auto* srq = static_cast<Srq*>(qp.srq);
-    if (receives_kept_ && before == IBV_QPS_RTR && !srq->receives.empty()) {
+    if (srq != nullptr && receives_kept_ && before == IBV_QPS_RTR && !srq->receives.empty()) {
       qp.receive = srq->receives.front();
       srq->receives.pop_front();
     }
     qp.gives_back = Now() + receives_kept_.value_or(Duration{});
-    qp.last_receive_due = true;
+    qp.last_receive_due = srq != nullptr;
     GiveBackReceives(Now());
+  }
+  for (; !qp.receives.empty(); qp.receives.pop_front()) {
+    ibv_wc wc{};
+    wc.wr_id = qp.receives.front().id;
+    wc.status = IBV_WC_WR_FLUSH_ERR;
+    wc.qp_num = qp.qp_num;
+    Enqueue(*static_cast<Cq*>(qp.recv_cq), wc);
   }
   while (!qp.requests.empty()) {
     ibv_wc wc{};

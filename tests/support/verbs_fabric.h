@@ -2,10 +2,11 @@
 // for any number of agents of one process, each with an Ibv of its own.
 //
 // Semantics are those of reliable connected queue pairs: order within a pair, completions, rkeys
-// with rights and bounds, receives out of a shared queue and RNR where it is empty, error states
-// that flush, retries that end. One thread stands for the hardware; every byte moves under the
-// fabric's lock, so whoever sees a completion, or has put a queue pair into error or destroyed it,
-// has seen what landed before. Each call can be made to fail, and links to break.
+// with rights and bounds, receives out of a shared queue, SENDs into receives of a queue pair's
+// own, RNR where there is none, error states that flush, retries that end. One thread stands for
+// the hardware; every byte moves under the fabric's lock, so whoever sees a completion, or has put
+// a queue pair into error or destroyed it, has seen what landed before. Each call can be made to
+// fail, and links to break.
 //
 // GPU memory is that of the stand-in CUDA driver (cuda_driver/hooks.h), registered as dmabuf or, as
 // if the module were loaded, by its address. What a device writes there is not seen by anybody
@@ -94,6 +95,7 @@ enum class Call : uint8_t {
   kModifyQp,
   kDestroyQp,
   kPostSend,
+  kPostRecv,
   kPostSrqRecv,
   kPollCq,
   kReqNotify,
@@ -134,6 +136,8 @@ class VerbsFabric {
   void DelayAcks(Duration delay);
   // The next `n` writes of at least `bytes` fail so, and nothing is written.
   void FailWrites(uint64_t n, uint64_t bytes, ibv_wc_status status);
+  // The n-th SEND from now on fails so (1: the next); the peer has it all the same if `arrives`.
+  void FailSend(uint64_t n, bool arrives, ibv_wc_status status = IBV_WC_RETRY_EXC_ERR);
   // A queue pair that goes into error has a receive of its queue in its hands, and gives it back,
   // as flushed, so much later; it is lost where the queue pair is destroyed before.
   void KeepReceives(Duration time);
@@ -160,6 +164,8 @@ class VerbsFabric {
   // Rights (ibv_access_flags) of the regions that there are.
   std::vector<int> region_rights();
   size_t queue_pairs(const std::string& device);
+  // Receives that are posted on queue pairs with receives of their own.
+  size_t own_receives(const std::string& device);
   // Bytes of requests that were posted on it.
   uint64_t moved(const std::string& device);
   size_t look_ups() { return Locked(look_ups_); }          // whose callers are blocked
@@ -167,9 +173,9 @@ class VerbsFabric {
   uint64_t doorbells() { return Locked(doorbells_); }      // calls of PostSend
   uint64_t requests() { return Locked(requests_); }        // work requests in them
   uint64_t completions() { return Locked(completions_); }  // entries of completion queues made
-  uint64_t not_ready() {
-    return Locked(not_ready_);
-  }  // writes with immediate that met an empty receive queue
+  uint64_t sends() { return Locked(sends_); }              // SENDs that have arrived
+  // Writes with immediate that met an empty receive queue, and SENDs that found no receive.
+  uint64_t not_ready() { return Locked(not_ready_); }
 
  private:
   friend class FabricIbv;
@@ -181,12 +187,17 @@ class VerbsFabric {
   struct Srq;
   struct Qp;
   struct Wqe;
+  struct Receive;
   enum class Step : uint8_t { kMoved, kWaits, kIdle };
 
   void Run();
   Step Progress(Qp& qp, Time now);
   bool Reachable(const Qp& qp, Qp*& remote);
   bool CheckLocal(const Qp& qp, const Wqe& wqe);
+  bool IsRegistered(const Qp& qp, const ibv_sge& sge) const;
+  // The request is a SEND.
+  Step Send(Qp& qp, Qp& remote, Time now);
+  Step NotReady(Qp& qp, Time now);
   Mr* CheckRemote(const Qp& remote, const Wqe& wqe, int access);
   // Where the memory is that a key names; of the host unless `gpu`.
   struct Place {
@@ -227,11 +238,15 @@ class VerbsFabric {
   std::unordered_map<uint32_t, Mr*> mrs_;
   uint32_t next_number_ = 17;
   uint32_t next_key_ = 1000;
-  uint64_t overruns_ = 0, doorbells_ = 0, requests_ = 0, completions_ = 0, not_ready_ = 0;
+  uint64_t overruns_ = 0, doorbells_ = 0, requests_ = 0, completions_ = 0, not_ready_ = 0,
+           sends_ = 0;
   std::map<int, uint64_t> moved_;  // by device
   uint64_t lose_completions_ = 0, lose_acks_ = 0;
   uint64_t fail_writes_ = 0, fail_writes_from_ = 0;
   ibv_wc_status fail_writes_with_ = IBV_WC_SUCCESS;
+  uint64_t fail_send_ = 0;  // counted down; 0: none
+  bool fail_send_arrives_ = false;
+  ibv_wc_status fail_send_with_ = IBV_WC_SUCCESS;
   std::optional<std::mt19937_64> random_;  // present: order is not kept
   Duration ack_delay_{};
   std::optional<Duration> receives_kept_;

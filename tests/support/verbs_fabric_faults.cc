@@ -9,12 +9,11 @@ namespace kvxfer::testing {
 
 const char* CallName(Call call) {
   constexpr const char* kNames[] = {
-      "ListDevices", "Open",        "Close",         "QueryDevice",    "QueryPort",
-      "QueryGid",    "QueryPkey",   "AllocPd",       "DeallocPd",      "RegMr",
-      "RegDmabufMr", "DeregMr",     "CreateChannel", "DestroyChannel", "CreateCq",
-      "DestroyCq",   "CreateSrq",   "ArmSrqLimit",   "DestroySrq",     "CreateQp",
-      "ModifyQp",    "DestroyQp",   "PostSend",      "PostSrqRecv",    "PollCq",
-      "ReqNotify",   "NextCqEvent", "NextAsyncEvent"};
+      "ListDevices",   "Open",           "Close",     "QueryDevice", "QueryPort",     "QueryGid",
+      "QueryPkey",     "AllocPd",        "DeallocPd", "RegMr",       "RegDmabufMr",   "DeregMr",
+      "CreateChannel", "DestroyChannel", "CreateCq",  "DestroyCq",   "CreateSrq",     "ArmSrqLimit",
+      "DestroySrq",    "CreateQp",       "ModifyQp",  "DestroyQp",   "PostSend",      "PostRecv",
+      "PostSrqRecv",   "PollCq",         "ReqNotify", "NextCqEvent", "NextAsyncEvent"};
   static_assert(std::size(kNames) == static_cast<size_t>(Call::kCount));
   return kNames[static_cast<size_t>(call)];
 }
@@ -97,6 +96,13 @@ void VerbsFabric::FailWrites(uint64_t n, uint64_t bytes, ibv_wc_status status) {
   fail_writes_with_ = status;
 }
 
+void VerbsFabric::FailSend(uint64_t n, bool arrives, ibv_wc_status status) {
+  std::lock_guard lock(mutex_);
+  fail_send_ = n;
+  fail_send_arrives_ = arrives;
+  fail_send_with_ = status;
+}
+
 void VerbsFabric::KeepReceives(Duration time) {
   std::lock_guard lock(mutex_);
   receives_kept_ = time;
@@ -156,6 +162,15 @@ size_t VerbsFabric::queue_pairs(const std::string& device) {
   return static_cast<size_t>(std::ranges::count_if(qps_, [&](const auto& entry) {
     return static_cast<Context*>(entry.second->context)->index == Find(device);
   }));
+}
+
+size_t VerbsFabric::own_receives(const std::string& device) {
+  std::lock_guard lock(mutex_);
+  size_t receives = 0;
+  for (const auto& [number, qp] : qps_) {
+    if (static_cast<Context*>(qp->context)->index == Find(device)) receives += qp->receives.size();
+  }
+  return receives;
 }
 
 uint64_t VerbsFabric::moved(const std::string& device) {

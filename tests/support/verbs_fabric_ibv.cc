@@ -247,7 +247,9 @@ class FabricIbv final : public verbs::Ibv {
     const FabricDevice& device = Device(pd->context);
     if (attr->cap.max_send_wr > static_cast<uint32_t>(device.max_qp_wr) ||
         attr->cap.max_send_sge > static_cast<uint32_t>(device.max_sge) ||
-        attr->cap.max_inline_data > device.max_inline) {
+        attr->cap.max_inline_data > device.max_inline ||
+        attr->cap.max_recv_wr > static_cast<uint32_t>(device.max_qp_wr) ||
+        (attr->srq == nullptr) != (attr->cap.max_recv_wr > 0)) {
       errno = EINVAL;
       return nullptr;
     }
@@ -261,6 +263,7 @@ class FabricIbv final : public verbs::Ibv {
     qp->qp_num = ++f_.next_number_;
     qp->state = IBV_QPS_RESET;
     qp->max_send = attr->cap.max_send_wr;
+    qp->max_receives = attr->cap.max_recv_wr;
     qp->max_inline = attr->cap.max_inline_data;
     qp->max_sge = static_cast<int>(attr->cap.max_send_sge);
     qp->all_signalled = attr->sq_sig_all != 0;
@@ -268,7 +271,7 @@ class FabricIbv final : public verbs::Ibv {
     ++static_cast<VerbsFabric::Pd*>(pd)->children;
     ++static_cast<VerbsFabric::Cq*>(qp->send_cq)->users;
     ++static_cast<VerbsFabric::Cq*>(qp->recv_cq)->users;
-    ++static_cast<VerbsFabric::Srq*>(qp->srq)->users;
+    if (qp->srq != nullptr) ++static_cast<VerbsFabric::Srq*>(qp->srq)->users;
     return qp;
   }
   int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask) override {
@@ -304,6 +307,7 @@ class FabricIbv final : public verbs::Ibv {
       case IBV_QPS_RTS:
         if (mine->state != IBV_QPS_RTR) return EINVAL;
         kept.sq_psn = attr->sq_psn;
+        kept.rnr_retry = attr->rnr_retry;
         break;
       default:
         return EINVAL;
@@ -325,7 +329,7 @@ class FabricIbv final : public verbs::Ibv {
     --static_cast<VerbsFabric::Pd*>(mine->pd)->children;
     --static_cast<VerbsFabric::Cq*>(mine->send_cq)->users;
     --static_cast<VerbsFabric::Cq*>(mine->recv_cq)->users;
-    --static_cast<VerbsFabric::Srq*>(mine->srq)->users;
+    if (mine->srq != nullptr) --static_cast<VerbsFabric::Srq*>(mine->srq)->users;
     return Gone(mine);
   }
 
@@ -356,6 +360,23 @@ class FabricIbv final : public verbs::Ibv {
       }
       ++f_.requests_;
       mine->requests.push_back(std::move(wqe));
+    }
+    if (mine->state == IBV_QPS_ERR) f_.SetError(*mine);
+    *bad = nullptr;
+    f_.wake_.notify_all();
+    return 0;
+  }
+  int PostRecv(ibv_qp* qp, ibv_recv_wr* first, ibv_recv_wr** bad) override {
+    std::lock_guard lock(f_.mutex_);
+    *bad = first;
+    if (const int error = f_.Enter(Call::kPostRecv)) return error;
+    auto* mine = static_cast<VerbsFabric::Qp*>(qp);
+    if (mine->state == IBV_QPS_RESET) return EINVAL;
+    for (ibv_recv_wr* wr = first; wr != nullptr; wr = wr->next) {
+      *bad = wr;
+      if (mine->receives.size() >= mine->max_receives) return ENOMEM;
+      if (wr->num_sge != 1) return EINVAL;
+      mine->receives.push_back({.id = wr->wr_id, .sge = wr->sg_list[0]});
     }
     if (mine->state == IBV_QPS_ERR) f_.SetError(*mine);
     *bad = nullptr;

@@ -57,6 +57,7 @@ struct VerbsFabric::Wqe {
   std::vector<std::byte> inlined;
   uint64_t bytes = 0;
   uint64_t done = 0;  // bytes that have moved
+  int not_ready = 0;  // how often it found no receive
   bool waits_ack = false;
   bool over = false;  // with `outcome`, of which the initiator hears at `heard`
   ibv_wc_status outcome = IBV_WC_SUCCESS;
@@ -65,12 +66,21 @@ struct VerbsFabric::Wqe {
   Time retry_at{};
 
   bool untouched() const {
-    return done == 0 && !waits_ack && !over && give_up == Time{} && retry_at == Time{};
+    return done == 0 && not_ready == 0 && !waits_ack && !over && give_up == Time{} &&
+           retry_at == Time{};
   }
+};
+
+// A receive of a queue pair's own.
+struct VerbsFabric::Receive {
+  uint64_t id = 0;
+  ibv_sge sge{};
 };
 
 struct VerbsFabric::Qp : ibv_qp {
   Qp() : ibv_qp{} {}
+  uint32_t max_receives = 0;  // of its own; 0: it has a shared receive queue
+  std::deque<Receive> receives;
   uint32_t max_send = 0;
   uint32_t max_inline = 0;
   int max_sge = 0;

@@ -28,6 +28,7 @@ EndpointInfo VerbsAcceptedEndpoint::Describe() const {
   for (const AcceptedRail& rail : rails_) {
     if (rail.end != nullptr) absl::StrAppend(&path, ", ", rail.end->address().port.name);
   }
+  absl::StrAppend(&path, ", ", carrier().Path());
   return {.path = std::move(path), .rails = std::vector<RailInfo>(rails_offered_)};
 }
 
@@ -38,6 +39,7 @@ void VerbsAcceptedEndpoint::Authorize() {
     if (down() || !rail.offer) continue;
     Make(*std::exchange(rail.offer, std::nullopt));
   }
+  if (!down()) carrier().Authorize();
 }
 
 bool VerbsAcceptedEndpoint::Post(const Op& op) {
@@ -242,7 +244,7 @@ void VerbsAcceptedEndpoint::AnswerFences(uint64_t transfer, uint32_t count) {
   }
 }
 
-void VerbsAcceptedEndpoint::OnDataDeadline(Time now) {
+void VerbsAcceptedEndpoint::OnRailDeadline(Time now) {
   if (!fences_.late(now)) return;
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     Lose(i, "a transfer had to be stopped, and its initiator did not say that it was");
@@ -265,7 +267,7 @@ void VerbsAcceptedEndpoint::FinishFenceRail(uint32_t rail) {
   Emit(MakeFenced(this, {.rail = rail}));
 }
 
-void VerbsAcceptedEndpoint::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+void VerbsAcceptedEndpoint::OnRailPort(const Device& device, uint8_t port, ibv_event_type type) {
   // The peer tries a rail again when one of its ports has come up or changed its address.
   if (type != IBV_EVENT_PORT_ERR) SayHello();
   if (type == IBV_EVENT_PORT_ACTIVE) return;
@@ -286,8 +288,8 @@ void VerbsAcceptedEndpoint::Remake(uint32_t rail, const Device& device, uint8_t 
   if (ref.device == &device && ref.port().number == port) Make(offer);
 }
 
-void VerbsAcceptedEndpoint::OnQueuePair(const Device& device, uint32_t number,
-                                        const absl::Status& why) {
+void VerbsAcceptedEndpoint::OnRailQueuePair(const Device& device, uint32_t number,
+                                            const absl::Status& why) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].end == nullptr || rails_[i].end->number() != number ||
         &rails_[i].end->device() != &device) {
@@ -297,14 +299,14 @@ void VerbsAcceptedEndpoint::OnQueuePair(const Device& device, uint32_t number,
   }
 }
 
-void VerbsAcceptedEndpoint::OnBroken(const Device& device, const absl::Status& why) {
+void VerbsAcceptedEndpoint::OnRailDevice(const Device& device, const absl::Status& why) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].end == nullptr || &rails_[i].end->device() != &device) continue;
     Lose(i, ToStd(why.message()));
   }
 }
 
-void VerbsAcceptedEndpoint::EndData(const absl::Status&) {
+void VerbsAcceptedEndpoint::EndRails(const absl::Status&) {
   for (uint32_t i = 0; i < rails_.size(); ++i) Kill(i);
   fences_.Clear();
   fenced_.clear();

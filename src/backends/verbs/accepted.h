@@ -46,9 +46,6 @@ class VerbsAcceptedEndpoint final : public VerbsEndpoint {
   // --- VerbsEndpoint ---
   // Sends the list of ports, first or again after a change.
   void SayHello() override;
-  void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
-  void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
-  void OnBroken(const Device& device, const absl::Status& why) override;
   void OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) override;
   void OnDestroyed(uint32_t rail, Device& device, uint32_t number) override;
 
@@ -72,11 +69,14 @@ class VerbsAcceptedEndpoint final : public VerbsEndpoint {
     uint32_t number = 0;
   };
 
-  std::optional<Time> DataDeadline() const override { return fences_.deadline(); }
-  void OnDataDeadline(Time now) override;
+  void OnRailPort(const Device& device, uint8_t port, ibv_event_type type) override;
+  void OnRailQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
+  void OnRailDevice(const Device& device, const absl::Status& why) override;
+  std::optional<Time> RailDeadline() const override { return fences_.deadline(); }
+  void OnRailDeadline(Time now) override;
   absl::Status OnDecoded(Blob& blob) override;
-  void EndData(const absl::Status& why) override;
-  bool IsQuiet() const override { return undestroyed_.empty(); }
+  void EndRails(const absl::Status& why) override;
+  bool RailsAreQuiet() const override { return undestroyed_.empty(); }
   absl::Status OnOffer(const Offer& offer);
   void Make(const Offer& offer);
   absl::Status TryMake(const Offer& offer);

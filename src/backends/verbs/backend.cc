@@ -25,6 +25,7 @@ VerbsBackend::VerbsBackend(const BackendContext& context, VerbsOptions options,
                            std::unique_ptr<Ibv> ibv, Sysfs sysfs)
     : options_(std::move(options)),
       host_(context.host),
+      control_(context.options.control),
       sysfs_(std::move(sysfs)),
       ibv_(std::move(ibv)),
       hub_({.backend = "verbs",
@@ -61,7 +62,8 @@ absl::StatusOr<std::unique_ptr<VerbsBackend>> VerbsBackend::Create(const Backend
                        .max_op_bytes = kMaxOpBytes,
                        .max_op_pieces = backend->MaxOpPieces(),
                        .max_message_bytes = net::kMaxMessageBytes,
-                       .carrier = ControlCarrier::kTcp,
+                       .carrier = backend->CheckCarrier().ok() ? ControlCarrier::kRdma
+                                                               : ControlCarrier::kTcp,
                        .max_arrivals = backend->MaxArrivals()},
       .listen_address = backend->hub_.ListenAddress(),
       .wait_fd = backend->hub_.fd()};
@@ -101,6 +103,7 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
       continue;
     }
     queue_depth_ = std::min(queue_depth_, static_cast<uint32_t>((*device)->attr().max_qp_wr));
+    messages_.Add(device->get(), CheckCarrier().ok());
     devices_.push_back(*std::move(device));
   }
   // Ports that are down now may come up later; they come after the active ones.
@@ -132,6 +135,15 @@ absl::Status VerbsBackend::OpenDevices(Topology topology) {
     return absl::InvalidArgumentError("`verbs.queue_depth` is below 16, or the device's limit is");
   }
   return absl::OkStatus();
+}
+
+absl::Status VerbsBackend::CheckCarrier() const {
+  if (control_ == ControlCarrier::kTcp) {
+    return absl::FailedPreconditionError(
+        "`control` (KVXFER_CONTROL) is tcp; set it to auto or rdma at both sides");
+  }
+  if (ordered()) return absl::OkStatus();
+  return absl::FailedPreconditionError("the devices keep no order, which messages need");
 }
 
 // On an unordered queue pair an immediate says nothing about other requests, so an op is a single
@@ -167,6 +179,7 @@ VerbsBackend::~VerbsBackend() {
   hub_.Close();
   setups_.Stop();
   destroyer_.Close();
+  messages_.Close();
   dialled_scratch_.Close();
   accepted_scratch_.Close();
   registrations_.Close();
@@ -297,7 +310,7 @@ std::vector<VerbsEndpoint*> VerbsBackend::Endpoints() const {
   return out;
 }
 
-std::optional<uint16_t> VerbsBackend::TakeSlot(VerbsRail* rail, uint64_t& first) {
+std::optional<uint16_t> VerbsBackend::TakeSlot(WorkOwner* owner, uint64_t& first) {
   if (free_slots_.empty()) {
     if (slots_.size() > UINT16_MAX) return std::nullopt;
     free_slots_.push_back(static_cast<uint16_t>(slots_.size()));
@@ -305,13 +318,13 @@ std::optional<uint16_t> VerbsBackend::TakeSlot(VerbsRail* rail, uint64_t& first)
   }
   const uint16_t slot = free_slots_.back();
   free_slots_.pop_back();
-  slots_[slot].rail = rail;
+  slots_[slot].owner = owner;
   first = slots_[slot].next;
   return slot;
 }
 
 void VerbsBackend::FreeSlot(uint16_t slot, uint64_t next) {
-  slots_[slot] = {.rail = nullptr, .next = next};
+  slots_[slot] = {.owner = nullptr, .next = next};
   free_slots_.push_back(slot);
 }
 

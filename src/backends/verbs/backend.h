@@ -20,6 +20,7 @@
 #include "src/backends/verbs/destroy_queue.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/ibv.h"
+#include "src/backends/verbs/message_buffers.h"
 #include "src/backends/verbs/nearness.h"
 #include "src/backends/verbs/regions.h"
 #include "src/backends/verbs/request_pool.h"
@@ -36,7 +37,7 @@ namespace kvxfer::verbs {
 
 class VerbsAcceptedEndpoint;
 class VerbsEndpoint;
-class VerbsRail;
+class WorkOwner;
 
 // The most bytes of one op, and of one message of a device.
 inline constexpr uint64_t kMaxOpBytes = 1024 * 1024;
@@ -89,6 +90,11 @@ class VerbsBackend final : public Backend,
   // The number of send requests of one queue pair.
   uint32_t queue_depth() const { return queue_depth_; }
   bool ordered() const { return ibv_->keeps_order(); }
+  // AgentOptions::control.
+  ControlCarrier control() const { return control_; }
+  // OK, or why this side has no control pairs.
+  absl::Status CheckCarrier() const;
+  MessageMemory& messages() { return messages_; }
   // Takes over what Register has added. Rails over a device that does not have it all go down.
   void TakeAdded() {
     if (registrations_.any_added()) TakeAllAdded();
@@ -99,9 +105,9 @@ class VerbsBackend final : public Backend,
   // Whether memory of a GPU is registered.
   bool has_gpu_memory() const { return arrival_flusher_.regions() > 0; }
 
-  // A slot identifies a rail in its work requests. `first`: the number of its first request. None:
-  // all slots that a work request can name are taken.
-  std::optional<uint16_t> TakeSlot(VerbsRail* rail, uint64_t& first);
+  // A slot identifies a rail or a control pair in its work requests. `first`: the number of its
+  // first request. None: all slots that a work request can name are taken.
+  std::optional<uint16_t> TakeSlot(WorkOwner* owner, uint64_t& first);
   void FreeSlot(uint16_t slot, uint64_t next);
   // Says which endpoint and rail receive the immediates of a queue pair.
   void AddReceiver(uint32_t number, const Device& device, VerbsAcceptedEndpoint* endpoint,
@@ -110,7 +116,7 @@ class VerbsBackend final : public Backend,
 
  private:
   struct Slot {
-    VerbsRail* rail = nullptr;
+    WorkOwner* owner = nullptr;
     uint64_t next = 1;
   };
   struct Receiver {
@@ -148,12 +154,14 @@ class VerbsBackend final : public Backend,
 
   VerbsOptions options_;  // its `devices` and `fabrics` name each port
   const HostIdentity host_;
+  const ControlCarrier control_;
   const Sysfs sysfs_;
   BackendInfo info_;
   const std::unique_ptr<Ibv> ibv_;
   net::EndpointHub hub_;
   RequestPool requests_;
   std::vector<std::unique_ptr<Device>> devices_;  // constant from Create to the end
+  MessageMemory messages_;
   DestroyQueue destroyer_;
   SetupQueue setups_;
   std::vector<PortRef> ports_;

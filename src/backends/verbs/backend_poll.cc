@@ -23,6 +23,7 @@ constexpr size_t kPollBatch = 64;
 
 // Completions are in memory, so the most likely input takes no system call.
 size_t VerbsBackend::Poll(std::span<Event> out, Input input) {
+  messages_.Forget();
   if (hub_.Begin(out, input == Input::kAll)) {
     for (const auto& device : devices_) {
       device->OnChannel();
@@ -62,8 +63,8 @@ bool VerbsBackend::Arm() {
 
 void VerbsBackend::OnSendDone(Device&, const ibv_wc& wc) {
   const WorkId id = WorkId::Decode(wc.wr_id);
-  if (id.slot >= slots_.size() || slots_[id.slot].rail == nullptr) return;  // of an earlier life
-  slots_[id.slot].rail->OnDone(id, wc);
+  if (id.slot >= slots_.size() || slots_[id.slot].owner == nullptr) return;  // of an earlier life
+  slots_[id.slot].owner->OnDone(id, wc);
 }
 
 void VerbsBackend::OnReceived(Device& device, const ibv_wc& wc) {

@@ -66,6 +66,28 @@ void Fields(Io& io, wire::Ref<Io, Probed> frame) {
   io.Bool("found", frame.found);
 }
 
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ControlOffer> frame) {
+  io.Int("port", frame.port);
+  Fields(io, frame.from);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ControlAnswer> frame) {
+  Fields(io, frame.at);
+}
+template <typename Io>
+void Fields(Io& /*io*/, wire::Ref<Io, ControlUp> /*frame*/) {}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ControlLost> frame) {
+  io.Words("why", frame.why, kMaxText);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, ControlPart> frame) {
+  io.Int("number", frame.number);
+  io.Bool("more", frame.more);
+  io.Short("bytes", frame.bytes, kMaxPartBytes);
+}
+
 std::string Encode(const Blob& blob) { return wire::EncodeOneOf<0>(blob); }
 
 absl::StatusOr<Blob> Decode(std::span<const std::byte> bytes) {

@@ -8,6 +8,11 @@
 //   accepting → connecting   Probed: they are, or are not
 //   both                     RailLost: my end of that rail is in error or destroyed
 //   connecting → accepting   Quiet: nothing of that transfer is in flight any longer
+//   connecting → accepting   ControlOffer: this side of a control pair is ready; make the other one
+//   accepting → connecting   ControlAnswer: it is ready
+//   both                     ControlUp: my messages after this frame go over the control pair
+//   both                     ControlLost: there is none, or no more; messages come by this stream
+//   both                     ControlPart: part of a message that the control pair did not deliver
 //
 // Thread-safety: plain values and functions without state.
 
@@ -23,6 +28,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "src/backends/verbs/message_parts.h"
 #include "src/backends/verbs/port.h"
 #include "src/transport/rail_frames.h"
 
@@ -69,7 +75,25 @@ struct Probed {
   bool found = false;
 };
 
-using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet>;
+struct ControlOffer {
+  uint8_t port = 0;  // index into Ports
+  QpAddress from{};
+};
+struct ControlAnswer {
+  QpAddress at{};
+};
+struct ControlUp {};
+struct ControlLost {
+  std::string why{};
+};
+struct ControlPart {
+  uint32_t number = 0;  // as PartHead::number
+  bool more = false;
+  std::string bytes{};
+};
+
+using Blob = std::variant<Ports, Offer, Answer, Probe, Probed, RailLost, Quiet, ControlOffer,
+                          ControlAnswer, ControlUp, ControlLost, ControlPart>;
 
 // Texts are cut to kMaxText.
 std::string Encode(const Blob& blob);

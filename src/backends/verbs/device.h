@@ -2,7 +2,8 @@
 //
 // Space in the send completion queue is accounted for. Each work request takes one entry when it is
 // posted, because in the worst case (a flush) each produces one; so the queue never overruns. The
-// receive completion queue holds as many entries as there are receives.
+// receives of control pairs complete there too, and take entries likewise. The receive completion
+// queue holds as many entries as the shared receive queue has receives.
 //
 // Thread-safety: none; called by the agent's driver only, except Register, RegisterDmabuf and
 // broken().

@@ -39,13 +39,13 @@ absl::Status VerbsDialledEndpoint::RefreshPort(size_t port) {
   return local_device(port).Refresh(backend_->ports()[port].index);
 }
 
-std::optional<Time> VerbsDialledEndpoint::DataDeadline() const {
+std::optional<Time> VerbsDialledEndpoint::RailDeadline() const {
   std::optional<Time> next = stopping_.deadline();
   for (const auto& rail : rails_) next = Earlier(next, rail->life().deadline());
   return next;
 }
 
-void VerbsDialledEndpoint::OnDataDeadline(Time now) {
+void VerbsDialledEndpoint::OnRailDeadline(Time now) {
   for (const auto& rail : rails_) {
     if (!down()) rail->OnDeadline(now);
   }
@@ -123,7 +123,10 @@ void VerbsDialledEndpoint::OnAttemptFailed() {
   Down(absl::UnavailableError(absl::StrCat(Where(), ": no pair of ports passes data", why)), true);
 }
 
-void VerbsDialledEndpoint::RailUp(uint32_t rail) { Say(EventKind::kRailUp, 0, {}, rail); }
+void VerbsDialledEndpoint::RailUp(uint32_t rail) {
+  Say(EventKind::kRailUp, 0, {}, rail);
+  carrier().OnRailUp(rails_[rail]->pair());
+}
 
 void VerbsDialledEndpoint::RailDown(uint32_t rail, const absl::Status& why) {
   Log(LogLevel::kWarning, "verbs: rail {} is down: {}", rail,
@@ -135,7 +138,7 @@ void VerbsDialledEndpoint::ReopenRail(uint32_t rail) {
   if (up() && rail < rails_.size()) rails_[rail]->Reopen();
 }
 
-void VerbsDialledEndpoint::OnPort(const Device& device, uint8_t port, ibv_event_type type) {
+void VerbsDialledEndpoint::OnRailPort(const Device& device, uint8_t port, ibv_event_type type) {
   for (const auto& rail : rails_) {
     if (down() || !rail->uses(device, port)) continue;
     // A rail may have waited for the port's new address.
@@ -148,14 +151,14 @@ void VerbsDialledEndpoint::OnPort(const Device& device, uint8_t port, ibv_event_
   }
 }
 
-void VerbsDialledEndpoint::OnQueuePair(const Device& device, uint32_t number,
-                                       const absl::Status& why) {
+void VerbsDialledEndpoint::OnRailQueuePair(const Device& device, uint32_t number,
+                                           const absl::Status& why) {
   for (const auto& rail : rails_) {
     if (!down() && rail->uses(device) && rail->queue_pair() == number) rail->Fail(why, true);
   }
 }
 
-void VerbsDialledEndpoint::OnBroken(const Device& device, const absl::Status& why) {
+void VerbsDialledEndpoint::OnRailDevice(const Device& device, const absl::Status& why) {
   for (const auto& rail : rails_) {
     if (!down() && rail->uses(device)) rail->Fail(why, true);
   }
@@ -171,12 +174,12 @@ void VerbsDialledEndpoint::OnDestroyed(uint32_t rail, Device&, uint32_t) {
   FinishDown();
 }
 
-bool VerbsDialledEndpoint::IsQuiet() const {
+bool VerbsDialledEndpoint::RailsAreQuiet() const {
   return std::ranges::none_of(rails_, [](const auto& rail) { return rail->if_refused(); });
 }
 
 void VerbsDialledEndpoint::OnUncovered(const Device& device, const absl::Status& why) {
-  OnBroken(device, why);
+  OnRailDevice(device, why);
 }
 
 std::string VerbsDialledEndpoint::Path() const {
@@ -197,6 +200,7 @@ std::string VerbsDialledEndpoint::Path() const {
     if (why.ok() || std::ranges::any_of(rails_, is)) continue;
     absl::StrAppend(&out, ", ", local_port(i).info.name, " (not in use: ", why.message(), ")");
   }
+  absl::StrAppend(&out, ", ", carrier().Path());
   return out;
 }
 
@@ -275,7 +279,7 @@ void VerbsDialledEndpoint::OnClosed(const VerbsRemoteKey& key) {
   for (const auto& rail : rails_) rail->OnPortUp();
 }
 
-void VerbsDialledEndpoint::EndData(const absl::Status& why) {
+void VerbsDialledEndpoint::EndRails(const absl::Status& why) {
   for (const auto& rail : rails_) rail->End(why);
   stopping_.Clear();
   stopped_.clear();

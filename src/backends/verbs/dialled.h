@@ -43,9 +43,6 @@ class VerbsDialledEndpoint final : public VerbsEndpoint, private VerbsRemoteKey:
 
   // --- VerbsEndpoint ---
   void SayHello() override {}
-  void OnPort(const Device& device, uint8_t port, ibv_event_type type) override;
-  void OnQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
-  void OnBroken(const Device& device, const absl::Status& why) override;
   void OnUncovered(const Device& device, const absl::Status& why) override;
   void OnSetUp(uint32_t rail, absl::Status status, std::unique_ptr<QueuePair> pair) override;
   void OnDestroyed(uint32_t rail, Device& device, uint32_t number) override;
@@ -83,16 +80,18 @@ class VerbsDialledEndpoint final : public VerbsEndpoint, private VerbsRemoteKey:
     ibv_wc_status status{};
   };
 
-  bool HasDataWork() const override { return flushes_ == 0 && !stopped_.empty(); }
-  void Turn() override {
-    if (HasDataWork()) StartFlush();
-    ControlEndpoint::Turn();
+  bool HasRailWork() const override { return flushes_ == 0 && !stopped_.empty(); }
+  void RailTurn() override {
+    if (HasRailWork()) StartFlush();
   }
-  std::optional<Time> DataDeadline() const override;
-  void OnDataDeadline(Time now) override;
+  void OnRailPort(const Device& device, uint8_t port, ibv_event_type type) override;
+  void OnRailQueuePair(const Device& device, uint32_t number, const absl::Status& why) override;
+  void OnRailDevice(const Device& device, const absl::Status& why) override;
+  std::optional<Time> RailDeadline() const override;
+  void OnRailDeadline(Time now) override;
   absl::Status OnDecoded(Blob& blob) override;
-  void EndData(const absl::Status& why) override;
-  bool IsQuiet() const override;
+  void EndRails(const absl::Status& why) override;
+  bool RailsAreQuiet() const override;
   void OnClosed(const VerbsRemoteKey& key) override;
   void OnPorts(Ports ports);
   absl::Status OnPortsAgain(Ports ports);

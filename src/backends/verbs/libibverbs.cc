@@ -179,6 +179,9 @@ class Libibverbs final : public Ibv {
   int PostSend(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) override {
     return ibv_post_send(qp, first, bad);
   }
+  int PostRecv(ibv_qp* qp, ibv_recv_wr* first, ibv_recv_wr** bad) override {
+    return ibv_post_recv(qp, first, bad);
+  }
   int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* first, ibv_recv_wr** bad) override {
     return ibv_post_srq_recv(srq, first, bad);
   }

@@ -14,19 +14,29 @@ namespace {
 
 constexpr uint32_t kMaxSge = 8;
 constexpr uint8_t kRnrWithoutEnd = 7;  // no limit: the transfer's deadline is the limit
+// Of a queue pair with receives of its own: nobody sends to it without one, so their lack is an
+// error, which has to show.
+constexpr uint8_t kRnrOfOwn = 6;
 constexpr uint8_t kMaxReads = 16;
 constexpr uint8_t kHopLimit = 64;
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(Device* device, const LocalPort& port,
-                                                             uint32_t depth,
+                                                             const QueueDepths& depths,
                                                              const VerbsOptions& options) {
-  std::unique_ptr<QueuePair> pair(new QueuePair(device, port, depth, options));
+  std::unique_ptr<QueuePair> pair(new QueuePair(device, port, depths, options));
+  const uint32_t depth = depths.sends;
   ibv_qp_init_attr attr{};
   attr.send_cq = device->send_cq();
-  attr.recv_cq = device->receive_cq();
-  attr.srq = device->srq();
+  if (depths.receives == 0) {
+    attr.recv_cq = device->receive_cq();
+    attr.srq = device->srq();
+  } else {
+    attr.recv_cq = device->send_cq();
+    attr.cap.max_recv_wr = depths.receives;
+    attr.cap.max_recv_sge = 1;
+  }
   attr.qp_type = IBV_QPT_RC;
   attr.cap.max_send_wr = std::max(depth, 1u);
   attr.cap.max_send_sge =
@@ -81,8 +91,8 @@ absl::Status QueuePair::Init() {
   init.qp_state = IBV_QPS_INIT;
   init.pkey_index = port_.pkey_index;
   init.port_num = port_.number;
-  // No peer writes to or reads from the side that connected.
-  init.qp_access_flags = sends_ ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  // No peer writes to or reads from the side that connected, nor from a side that takes SENDs.
+  init.qp_access_flags = sends() ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   return Modify(init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
 }
 
@@ -124,12 +134,12 @@ absl::Status QueuePair::Connect(const QpAddress& to) {
     return Annotate(status, absl::StrCat("towards ", to.port.name, " (", ToString(to.port.gid),
                                          ", LID ", to.port.lid, ")"));
   }
-  if (!sends_) return absl::OkStatus();
+  if (!sends()) return absl::OkStatus();
   ibv_qp_attr rts{};
   rts.qp_state = IBV_QPS_RTS;
   rts.timeout = static_cast<uint8_t>(options_.timeout);
   rts.retry_cnt = static_cast<uint8_t>(options_.retry_count);
-  rts.rnr_retry = kRnrWithoutEnd;
+  rts.rnr_retry = depths_.receives == 0 ? kRnrWithoutEnd : kRnrOfOwn;
   // The smaller of both sides' limits: more reads in flight than the peer serves would break the
   // connection.
   rts.sq_psn = address_.psn;

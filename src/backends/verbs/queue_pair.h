@@ -18,11 +18,18 @@
 
 namespace kvxfer::verbs {
 
+// How many requests it takes.
+struct QueueDepths {
+  uint32_t sends = 0;     // 0: the side of a rail that only answers
+  uint32_t receives = 0;  // of its own; 0: immediates take receives of the device's shared queue
+};
+
 class QueuePair {
  public:
-  // In state RESET. `depth` is the number of send requests (0 for the side that only answers).
+  // In state RESET. With receives of its own all its completions go to the device's send completion
+  // queue, and the peer can only SEND.
   static absl::StatusOr<std::unique_ptr<QueuePair>> Create(Device* device, const LocalPort& port,
-                                                           uint32_t depth,
+                                                           const QueueDepths& depths,
                                                            const VerbsOptions& options);
   // Destroys the queue pair unless that has happened; a refusal by the device is logged.
   ~QueuePair();
@@ -48,13 +55,15 @@ class QueuePair {
   absl::Status Destroy();
 
  private:
-  QueuePair(Device* device, const LocalPort& port, uint32_t depth, const VerbsOptions& options)
-      : device_(device), port_(port), sends_(depth > 0), options_(options) {}
+  QueuePair(Device* device, const LocalPort& port, const QueueDepths& depths,
+            const VerbsOptions& options)
+      : device_(device), port_(port), depths_(depths), options_(options) {}
+  bool sends() const { return depths_.sends > 0; }
   absl::Status Modify(ibv_qp_attr& attr, int mask, const char* to);
 
   Device* const device_;
   const LocalPort port_;
-  const bool sends_;
+  const QueueDepths depths_;
   const VerbsOptions options_;
   ibv_qp* qp_ = nullptr;
   QpAddress address_;

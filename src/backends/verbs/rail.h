@@ -31,10 +31,10 @@ namespace kvxfer::verbs {
 
 class VerbsDialledEndpoint;
 
-class VerbsRail {
+class VerbsRail final : public WorkOwner {
  public:
   VerbsRail(VerbsDialledEndpoint* endpoint, uint32_t index, Pair pair);
-  ~VerbsRail();
+  ~VerbsRail() override;
 
   // Its round trip is that of the probe: the write and the read.
   const RailLife& life() const { return life_; }
@@ -65,7 +65,7 @@ class VerbsRail {
   // key.
   static uint32_t RequestsOf(const Op& op);
   // Handles a completion of one of its requests.
-  void OnDone(const WorkId& id, const ibv_wc& wc);
+  void OnDone(const WorkId& id, const ibv_wc& wc) override;
   // Posts a read of one word of the peer behind every write that was posted. One at a time.
   void Flush();
   // On an unordered queue pair a later read proves nothing about earlier writes. It is not needed

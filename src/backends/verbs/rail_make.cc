@@ -88,7 +88,7 @@ void VerbsRail::SetUp(std::optional<QpAddress> to, RailLife::State state) {
   VerbsBackend& backend = endpoint_->backend();
   job_ = backend.setups().Start({.device = &device(),
                                  .port = port(),
-                                 .depth = backend.queue_depth(),
+                                 .depths = {.sends = backend.queue_depth()},
                                  .pair = std::move(qp_),
                                  .to = std::move(to)},
                                 endpoint_, index_);

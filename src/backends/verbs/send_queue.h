@@ -13,10 +13,13 @@
 #include <cstdint>
 #include <deque>
 
+#include "src/backends/verbs/ibv.h"
+
 namespace kvxfer::verbs {
 
-// The wr_id of a work request: the rail's slot, the op's number, and whether the request is the
-// last of its op.
+// The wr_id of a work request: the slot of its rail or control pair, a number, and a mark. Of a
+// rail the number is the op's, and the mark says that the request is the last of its op; of a
+// control pair the mark says that the request is a receive.
 struct WorkId {
   uint16_t slot = 0;
   uint64_t number = 0;  // 47 bits
@@ -30,6 +33,13 @@ struct WorkId {
             .number = (id & 0xffff'ffff'ffffu) >> 1,
             .last = (id & 1) != 0};
   }
+};
+
+// Whose requests carry a slot.
+class WorkOwner {
+ public:
+  virtual ~WorkOwner() = default;
+  virtual void OnDone(const WorkId& id, const ibv_wc& wc) = 0;
 };
 
 enum class Purpose : uint8_t { kOp, kProbeWrite, kProbe, kFlush };

@@ -159,7 +159,7 @@ SetupQueue::Result SetupQueue::Run(Entry entry) const {
   Result result{.ticket = entry.ticket, .pair = std::move(job.pair)};
   if (result.pair == nullptr) {
     absl::StatusOr<std::unique_ptr<QueuePair>> made =
-        QueuePair::Create(job.device, job.port, job.depth, options_);
+        QueuePair::Create(job.device, job.port, job.depths, options_);
     if (!made.ok()) {
       result.status = made.status();
       return result;

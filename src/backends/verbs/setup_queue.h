@@ -42,7 +42,7 @@ class SetupQueue {
   struct Job {
     Device* device = nullptr;
     LocalPort port{};
-    uint32_t depth = 0;                 // of QueuePair::Create
+    QueueDepths depths{};
     std::unique_ptr<QueuePair> pair{};  // null: make one first
     std::optional<QpAddress> to{};      // nothing: do not connect it yet
   };

@@ -161,7 +161,12 @@ std::vector<Blob> Examples() {
           Probe{.rail = 1, .life = 2, .nonce = UINT64_MAX},
           Probed{.rail = 1, .life = 2, .found = true},
           RailLost{.rail = 1, .life = 2, .why = "port down"},
-          Quiet{.transfer = 77}};
+          Quiet{.transfer = 77},
+          ControlOffer{.port = 2, .from = address},
+          ControlAnswer{.at = address},
+          ControlUp{},
+          ControlLost{.why = "port down"},
+          ControlPart{.number = 7, .more = true, .bytes = std::string("\0\n\xff", 3)}};
 }
 
 std::span<const std::byte> AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }
