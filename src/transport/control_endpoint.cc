@@ -199,7 +199,7 @@ bool ControlEndpoint::ReceiveFrames(bool look) {
     if (!look && !control_.readable()) return true;
     absl::StatusOr<bool> got = control_.Fill();
     if (!got.ok()) {
-      Fail(got.status());
+      if (!up() || !MustWait(ControlKind::kClosing, after_message)) Fail(got.status());
       return false;
     }
     if (!*got) return true;
@@ -249,14 +249,15 @@ void ControlEndpoint::Fail(const absl::Status& status, std::string_view stream) 
 void ControlEndpoint::Down(absl::Status why, bool tell) {
   // EndData may call back into Down.
   if (std::exchange(ending_, true)) return;
-  const bool was_up = up();
+  // Before, the stream is the dialler's, or the hub's.
+  tell = tell && in_use();
   // An accepted endpoint that never was up is not known to the agent.
-  const bool reported = was_up || connecting();
+  const bool reported = up() || connecting();
   EndData(why);
   state_ = State::kDown;
   hub_->NotUnproved(this);
   std::vector<Fd> data = ReleaseData();
-  if (tell && was_up) {
+  if (tell) {
     // The goodbye must not overtake what is queued, and closing at once would reset the connection.
     // The sockets linger until the peer has read everything.
     const std::string reason = ForPeer(ToStd(why.message()));

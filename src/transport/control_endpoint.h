@@ -100,7 +100,7 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   // Connecting side: the peer has welcomed the control stream.
   virtual void OnWelcome() {}
   // Whether the peer's next frame, of that kind, has to wait. `after_message`: a message before it
-  // was reported in this Poll.
+  // was reported in this Poll. Once up, kClosing stands for the end of the stream too.
   virtual bool MustWait(ControlKind /*kind*/, bool /*after_message*/) const { return false; }
   // Handles the frame kReady. False: it has no place here.
   virtual bool TakeReady() { return false; }

@@ -17,6 +17,8 @@ std::vector<Flavour> UcxFlavours() {
 
 INSTANTIATE_TEST_SUITE_P(Plain, BackendConformance, ::testing::ValuesIn(PlainFlavours()),
                          FlavourName);
+INSTANTIATE_TEST_SUITE_P(Ringless, BackendConformance, ::testing::ValuesIn(RinglessFlavours()),
+                         FlavourName);
 INSTANTIATE_TEST_SUITE_P(Addresses, BackendConformance, ::testing::Values(TcpAddressesFlavour()),
                          FlavourName);
 INSTANTIATE_TEST_SUITE_P(Ucx, BackendConformance, ::testing::ValuesIn(UcxFlavours()), FlavourName);

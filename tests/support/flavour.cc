@@ -59,6 +59,15 @@ std::vector<Flavour> PlainFlavours() {
   return all;
 }
 
+std::vector<Flavour> RinglessFlavours() {
+  std::vector<Flavour> all = {CudaIpcFlavour(), PlainFlavour("ShmMapped")};
+  for (Flavour& flavour : all) {
+    flavour.name += "Ringless";
+    flavour.control = ControlCarrier::kTcp;
+  }
+  return all;
+}
+
 Flavour CudaIpcFlavour() {
   return {.name = "CudaIpc", .backend = "cuda_ipc", .memory = MemoryType::kCuda, .faults = {}};
 }

@@ -55,6 +55,9 @@ Flavour PlainFlavour(std::string_view name);
 bool HasUcx();
 // GPU memory that the GPUs of this host copy.
 Flavour CudaIpcFlavour();
+// Backends that use rings for messages, told not to: cuda_ipc over its control stream, shm over its
+// socket.
+std::vector<Flavour> RinglessFlavours();
 // GPU memory that devices in memory reach by themselves.
 Flavour VerbsCudaFlavour();
 // Control frames over TCP instead of SEND.

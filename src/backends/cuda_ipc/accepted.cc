@@ -22,14 +22,15 @@ CudaIpcAcceptedEndpoint::CudaIpcAcceptedEndpoint(CudaIpcBackend* backend, net::F
                                                  std::string from)
     : CudaIpcEndpoint(backend, std::move(control), std::move(from)) {
   FillRandom(word_);
+  max_message_ = kMaxFirstMessageBytes;
 }
 
 void CudaIpcAcceptedEndpoint::SayHello() { Tell(Encode(Hello{.word = word_})); }
 
 EndpointInfo CudaIpcAcceptedEndpoint::Describe() const {
   if (process_ == nullptr) return OneRail(absl::StrCat(Name(), ", which has not said who it is"));
-  return OneRail(
-      absl::StrCat("process ", process_->pid(), ", whose GPUs copy into and out of this one's"));
+  return OneRail(absl::StrCat("process ", process_->pid(),
+                              ", whose GPUs copy into and out of this one's", ControlPath()));
 }
 
 bool CudaIpcAcceptedEndpoint::Join(std::unique_ptr<Lifeline>& lifeline, const DialPacket& dial) {
@@ -66,8 +67,9 @@ absl::Status CudaIpcAcceptedEndpoint::WatchProcess(uint32_t pid, uint64_t start_
   return absl::OkStatus();
 }
 
-absl::Status CudaIpcAcceptedEndpoint::OnFrame(std::span<const std::byte> /*frame*/) {
-  return absl::InvalidArgumentError("the peer sent a cuda_ipc frame that has no place here");
+absl::Status CudaIpcAcceptedEndpoint::OnFrame(std::span<const std::byte> frame) {
+  const absl::StatusOr<Frame> decoded = Decode(frame);
+  return decoded.ok() ? OnRingsFrame(*decoded) : decoded.status();
 }
 
 bool CudaIpcAcceptedEndpoint::Post(const Op& op) {

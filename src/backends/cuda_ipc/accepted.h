@@ -35,6 +35,7 @@ class CudaIpcAcceptedEndpoint final : public CudaIpcEndpoint {
   EndpointInfo Describe() const override;
   void Authorize() override {
     authorized_ = true;
+    max_message_ = net::kMaxMessageBytes;
     OnAuthorized();
   }
   // Sends nothing before the peer knows that it has joined.

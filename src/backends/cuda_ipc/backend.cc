@@ -1,9 +1,12 @@
 #include "src/backends/cuda_ipc/backend.h"
 
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,12 +42,15 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
                              .max_op_bytes = kMaxOpBytes,
                              .max_op_pieces = kMaxOpPieces,
                              .max_message_bytes = net::kMaxMessageBytes,
-                             .carrier = ControlCarrier::kTcp}},
+                             .carrier = options_.control == ControlCarrier::kTcp
+                                            ? ControlCarrier::kTcp
+                                            : ControlCarrier::kShm}},
       hub_({.backend = "cuda_ipc",
             .service = net::Service{4},
             .incarnation = context.incarnation,
             .connect_timeout = options_.connect_timeout},
-           this) {}
+           this),
+      ring_choice_("cuda_ipc", options_.control) {}
 
 absl::StatusOr<std::unique_ptr<Backend>> CudaIpcBackend::Create(const BackendContext& context) {
   if (absl::Status present = cuda::DriverPresent(); !present.ok()) return present;
@@ -55,6 +61,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaIpcBackend::Create(const BackendCon
 
 absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
   if (absl::Status open = hub_.Open(); !open.ok()) return open;
+  if (absl::Status made = MakeBell(); !made.ok()) return made;
   // Without a pidfd, the death of a peer could not be distinguished from its silence.
   auto self = PeerProcess::Open(host_, static_cast<uint32_t>(::getpid()), 0);
   if (!self.ok()) return Annotate(self.status(), "not usable here");
@@ -71,6 +78,14 @@ absl::Status CudaIpcBackend::Open(const Incarnation& incarnation) {
   info_.wait_fd = hub_.fd();
   FindDevices();
   return absl::OkStatus();
+}
+
+// Edge-triggered and never read: only the fact that it was rung matters. Nobody is called, because
+// Poll looks at every ring anyway.
+absl::Status CudaIpcBackend::MakeBell() {
+  bell_ = net::Fd::Open([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
+  if (!bell_.valid()) return ErrnoStatus(errno, "cuda_ipc: eventfd");
+  return Annotate(hub_.reactor().Add(bell_.get(), nullptr, EPOLLIN | EPOLLET), "cuda_ipc");
 }
 
 CudaIpcBackend::~CudaIpcBackend() {
@@ -164,19 +179,31 @@ std::vector<int> CudaIpcBackend::devices() const {
   return out;
 }
 
-// kLikely makes no system call: the end of a batch, which is what comes most, is found in memory.
+// kLikely makes no system call: the end of a batch and messages in rings, which are what comes
+// most, are found in memory.
 size_t CudaIpcBackend::Poll(std::span<Event> out, Input input) {
   if (cuda_used_.load(std::memory_order_relaxed) && info_.devices.empty()) FindDevices();
+  messages_.clear();
+  if (std::exchange(armed_, false)) {
+    for (net::ControlEndpoint* endpoint : hub_.endpoints()) EndpointOf(endpoint)->DisarmRings();
+  }
   if (hub_.Begin(out, input == Input::kAll)) {
     lifeline_listener_.Work();
-    // The list changes only by calls of the agent, not during this loop.
-    for (net::ControlEndpoint* endpoint : hub_.endpoints()) EndpointOf(endpoint)->WorkAside();
+    WorkBeside();
     copies_.Poll();
     // The deadline is counted from here: a busy queue is polled again after kLook.
     looked_ = Now();
     hub_.Work();
   }
   return hub_.End();
+}
+
+// Another endpoint goes first each time. The list changes only by calls of the agent, not during
+// this loop.
+void CudaIpcBackend::WorkBeside() {
+  const std::vector<net::ControlEndpoint*>& all = hub_.endpoints();
+  const size_t first = ring_turn_++;
+  for (size_t i = 0; i < all.size(); ++i) EndpointOf(all[(first + i) % all.size()])->WorkAside();
 }
 
 bool CudaIpcBackend::Arm() {
@@ -188,7 +215,12 @@ bool CudaIpcBackend::Arm() {
     return false;
   }
   hub_.SetTimer();
-  return true;
+  armed_ = true;
+  bool silent = true;
+  for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
+    silent &= EndpointOf(endpoint)->ArmRings();
+  }
+  return silent;
 }
 
 std::optional<Time> CudaIpcBackend::deadline() const {

@@ -10,8 +10,11 @@
 #ifndef KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
 #define KVXFER_BACKENDS_CUDA_IPC_BACKEND_H_
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +23,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,6 +34,9 @@
 #include "src/backends/cuda_ipc/peer_region.h"
 #include "src/backends/cuda_ipc/regions.h"
 #include "src/transport/endpoint_hub.h"
+#include "src/transport/ring_choice.h"
+#include "src/transport/ring_pair.h"
+#include "src/transport/sockets/socket.h"
 
 namespace kvxfer::cuda_ipc {
 
@@ -62,12 +69,23 @@ class CudaIpcBackend final : public Backend,
   const CudaIpcRegistration* FindRegion(uint64_t number) const;
   // "GPU 0 -> GPU 1 over NVLink, copy kernel, 2 streams".
   std::string PathOf(const PeerRegion& region, int device) const;
+  net::RingChoice& ring_choice() { return ring_choice_; }
+  // The eventfd that peers ring.
+  int bell() const { return bell_.get(); }
+  // Scratch space of RingPair::Receive.
+  std::span<char> ring_buffer() { return ring_buffer_; }
+  // Keeps a message until the next Poll.
+  std::span<const std::byte> KeepMessage(std::string message) {
+    return std::as_bytes(std::span(messages_.emplace_back(std::move(message))));
+  }
 
  private:
   static constexpr Duration kLook = std::chrono::microseconds(50);
 
   explicit CudaIpcBackend(const BackendContext& context);
   absl::Status Open(const Incarnation& incarnation);
+  absl::Status MakeBell();
+  void WorkBeside();
   void FindDevices();
   std::unique_ptr<CudaIpcRegistration> Add(const LocalRegion& region, const cuda::Driver* driver,
                                            cuda::DeviceSpan span);
@@ -90,6 +108,12 @@ class CudaIpcBackend final : public Backend,
   std::map<int, size_t> devices_;       // device → its registrations
   std::atomic<bool> cuda_used_{false};  // Register has initialised CUDA
   Time looked_{};
+  net::RingChoice ring_choice_;
+  net::Fd bell_;
+  bool armed_ = false;    // peers were asked to ring the bell
+  size_t ring_turn_ = 0;  // which endpoint goes first
+  std::array<char, net::RingPair::kMaxPartBytes> ring_buffer_{};
+  std::deque<std::string> messages_;  // of the last Poll; a deque: growing it does not move them
 };
 
 }  // namespace kvxfer::cuda_ipc

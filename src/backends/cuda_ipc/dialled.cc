@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <set>
 #include <utility>
+#include <variant>
 
 #include "src/backends/cuda_ipc/backend.h"
 #include "src/backends/cuda_ipc/regions.h"
@@ -38,10 +39,11 @@ absl::Status CudaIpcDialledEndpoint::OnFrame(std::span<const std::byte> frame) {
   if (!decoded.ok()) return decoded.status();
   const Hello* hello = std::get_if<Hello>(&*decoded);
   if (greeting() && hello != nullptr && !dialled_) return MakeLifeline(*hello);
-  if (greeting() && dialled_ && hello == nullptr) {
+  if (greeting() && dialled_ && std::holds_alternative<Joined>(*decoded)) {
     GoUp();
     return absl::OkStatus();
   }
+  if (up()) return OnRingsFrame(*decoded);
   return absl::InvalidArgumentError("the peer sent a cuda_ipc frame that has no place here");
 }
 
@@ -61,10 +63,12 @@ absl::Status CudaIpcDialledEndpoint::MakeLifeline(const Hello& hello) {
   lifeline_->Send(
       PacketType::kDial,
       wire::Encode(DialPacket{.start_time = backend_->host().start_time, .word = hello.word}));
-  return absl::OkStatus();
+  return OfferRings();
 }
 
-EndpointInfo CudaIpcDialledEndpoint::Describe() const { return OneRail(Path()); }
+EndpointInfo CudaIpcDialledEndpoint::Describe() const {
+  return OneRail(absl::StrCat(Path(), ControlPath()));
+}
 
 std::string CudaIpcDialledEndpoint::Path() const {
   std::string out = absl::StrCat("process ", host_.pid);

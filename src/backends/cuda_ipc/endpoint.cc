@@ -23,22 +23,34 @@ CudaIpcEndpoint::CudaIpcEndpoint(CudaIpcBackend* backend, net::Fd control, std::
     : ControlEndpoint(&backend->hub(), std::move(control), std::move(from)), backend_(backend) {}
 
 void CudaIpcEndpoint::WorkAside() {
+  ReadRings();
   Watch();
+  if (lifeline_ != nullptr && lifeline_->HasWork()) ReadLifeline();
+  if (lifeline_ != nullptr && !lifeline_->sending()) Serve();
+}
+
+void CudaIpcEndpoint::ReadLifeline() {
   const Time end = Now() + kLongestTurn;
   for (int i = 0; i < kPacketsPerTurn && lifeline_ != nullptr && lifeline_->HasWork(); ++i) {
     if (Now() > end) break;
     lifeline_->Flush();
     if (!lifeline_->sending()) Serve();
-    Lifeline::Packet packet;
-    const Lifeline::Got got = lifeline_->Receive(packet);
-    if (got == Lifeline::Got::kEnd) {
-      return Expect(
-          absl::UnavailableError("the peer's process has ended, or dropped the connection"));
-    }
-    if (got == Lifeline::Got::kNothing) continue;
-    if (absl::Status status = OnPacket(packet); !status.ok()) Fail(status);
+    if (TakePacket() == Lifeline::Got::kEnd) return;
   }
-  if (lifeline_ != nullptr && !lifeline_->sending()) Serve();
+}
+
+Lifeline::Got CudaIpcEndpoint::TakePacket() {
+  Lifeline::Packet packet;
+  const Lifeline::Got got = lifeline_->Receive(packet);
+  if (got == Lifeline::Got::kEnd) {
+    Expect(absl::UnavailableError("the peer's process has ended, or dropped the connection"));
+  }
+  if (got != Lifeline::Got::kPacket) return got;
+  const bool of_rings = packet.type >= PacketType::kRings && packet.type <= PacketType::kNoRings;
+  if (absl::Status status = of_rings ? OnRingPacket(packet) : OnPacket(packet); !status.ok()) {
+    Fail(status);
+  }
+  return got;
 }
 
 void CudaIpcEndpoint::Expect(absl::Status end) {

@@ -68,6 +68,15 @@ void Fields(Io& io, wire::Ref<Io, Hello> hello) {
 }
 template <typename Io>
 void Fields(Io& /*io*/, wire::Ref<Io, Joined> /*joined*/) {}
+template <typename Io>
+void Fields(Io& /*io*/, wire::Ref<Io, OverRings> /*over*/) {}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, Remainder> rest) {
+  io.Int("more", rest.more);
+  io.Int("large", rest.large);
+  io.Int("bytes", rest.bytes);
+  io.Sized("body", rest.body, rest.bytes);
+}
 
 std::string Encode(const Frame& frame) { return wire::EncodeOneOf<kFirst>(frame); }
 

@@ -3,12 +3,20 @@
 // On the control stream (kFrame):
 //   accepting → connecting   Hello: the word that identifies the lifeline of this endpoint
 //   accepting → connecting   Joined: the lifeline has arrived and its process was accepted
+//   both                     OverRings: all later messages of the sender come through its ring
+//   both                     Remainder: at the end, what the ring had no space for; it follows what
+//                            the ring holds
 // On the lifeline (lifeline.h), one packet each:
 //   connecting → accepting   kDial: this is the lifeline of that endpoint
 //   connecting → accepting   kAsk: asks for the handles of a region
 //   accepting → connecting   kRegion, then a kPart for each allocation, in order; or kRefused
 //   accepting → connecting   kForget: a region was deregistered
 //   connecting → accepting   kQuiet: every copy is over and none begins; the last packet
+//   connecting → accepting   kRings, right after kDial; and from both kBell, kGrow and kNotGrown:
+//   the
+//                            frames of src/transport/ring_pair.h
+//   both                     kNoRings: instead of kRings, or of the accepting side's kBell: the
+//                            sender uses no rings, and why
 //
 // Both processes are on one host and have the same layout of these structs, which kDial checks.
 // Lengths, counts and ranges are checked as if they came from a stranger.
@@ -37,7 +45,7 @@
 
 namespace kvxfer::cuda_ipc {
 
-inline constexpr uint32_t kWireVersion = 1;
+inline constexpr uint32_t kWireVersion = 2;
 
 // A random word that identifies one endpoint.
 using Word = std::array<uint8_t, 16>;
@@ -73,13 +81,35 @@ struct Hello {
   Word word{};
 };
 struct Joined {};
-using Frame = std::variant<Hello, Joined>;
+struct OverRings {};
+// A message or a part of one.
+struct Remainder {
+  static constexpr size_t kMaxBytes = 8 * 1024;  // also fits before the endpoint is authorised
+  uint8_t more = 0;                              // another part follows
+  uint8_t large = 0;  // the sender's ring has grown, so what precedes this is in the large one
+  uint16_t bytes = 0;
+  std::string body{};
+};
+using Frame = std::variant<Hello, Joined, OverRings, Remainder>;
 std::string Encode(const Frame& frame);
 absl::StatusOr<Frame> Decode(std::span<const std::byte> bytes);
 
 // --- the lifeline ---
 
-enum class PacketType : uint32_t { kDial = 1, kAsk, kQuiet, kRegion, kPart, kRefused, kForget };
+enum class PacketType : uint32_t {
+  kDial = 1,
+  kAsk,
+  kQuiet,
+  kRegion,
+  kPart,
+  kRefused,
+  kForget,
+  kRings,
+  kBell,
+  kGrow,
+  kNotGrown,
+  kNoRings
+};
 inline constexpr size_t kMaxPacketBytes = 2048;
 
 struct DialPacket {
@@ -136,6 +166,10 @@ struct ForgetPacket {
   uint64_t region = 0;
 };
 
+struct NoRingsPacket {
+  std::string why{};  // for a person
+};
+
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, DialPacket> dial) {
   io.Int("version", dial.version);
@@ -186,6 +220,10 @@ void Fields(Io& io, wire::Ref<Io, RefusedPacket> refused) {
 template <typename Io>
 void Fields(Io& io, wire::Ref<Io, ForgetPacket> forget) {
   io.Int("region", forget.region);
+}
+template <typename Io>
+void Fields(Io& io, wire::Ref<Io, NoRingsPacket> none) {
+  io.RestOfWords("why", none.why, kMaxPeerTextBytes);
 }
 
 }  // namespace kvxfer::cuda_ipc

@@ -35,12 +35,7 @@ absl::Status ShmAcceptedEndpoint::OnFrame(Channel::Frame& frame) {
   if (frame.type == FrameType::kDial && !promoted_) {
     if (const auto dial = wire::TryDecode<DialBody>(frame.body)) return OnDial(*dial);
   }
-  if (frame.type == FrameType::kRing && promoted_) {
-    absl::Status taken = channel_.TakeRings(frame, hub_->bell.get());
-    WatchRings();
-    return taken;
-  }
-  if (frame.type == FrameType::kBell && promoted_) return channel_.TakeBell(frame);
+  if (frame.type == FrameType::kRing && promoted_) return TakeRings(frame);
   return absl::InternalError(
       absl::StrCat("shm: process ", dialler_pid_, " sent a frame out of place"));
 }

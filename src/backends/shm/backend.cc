@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "src/backends/shm/factory.h"
@@ -37,7 +39,8 @@ uint32_t CopyThreads(uint32_t asked) {
 }  // namespace
 
 // Defined here, where the endpoint classes are complete types.
-Hub::Hub(uint32_t copy_threads) : threads(copy_threads) {}
+Hub::Hub(uint32_t copy_threads, ControlCarrier control)
+    : threads(copy_threads), ring_choice("shm", control) {}
 Hub::~Hub() = default;
 
 void Hub::SendNewFiles() {
@@ -50,7 +53,8 @@ void Hub::SendNewFiles() {
 absl::StatusOr<std::unique_ptr<Backend>> ShmBackend::Create(const BackendContext& context) {
   const auto options = ReadOptions<ShmOptions>("shm", context.options);
   if (!options.ok()) return options.status();
-  std::unique_ptr<ShmBackend> backend(new ShmBackend(CopyThreads(options->copy_threads)));
+  std::unique_ptr<ShmBackend> backend(
+      new ShmBackend(CopyThreads(options->copy_threads), context.options.control));
   BackendInfo& info = backend->info_;
   info.name = "shm";
   info.capabilities = {.arrival = Arrival::kCopied,

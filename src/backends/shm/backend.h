@@ -35,7 +35,7 @@ class ShmBackend final : public Backend,
   bool Arm() override;
 
  private:
-  explicit ShmBackend(uint32_t copy_threads) : hub_(copy_threads) {}
+  ShmBackend(uint32_t copy_threads, ControlCarrier control) : hub_(copy_threads, control) {}
   absl::Status MakeProbeFile();
   absl::Status MakeBell();
   void OnAccepted(UniqueFd socket, const net::Credentials& peer) override;

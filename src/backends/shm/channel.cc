@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "src/transport/unix_socket.h"
 
 namespace kvxfer::shm {
@@ -15,7 +18,7 @@ namespace {
 // A frame must fit the smallest socket buffer that an administrator may have set.
 constexpr size_t kPartBytes = 60 * 1024;
 constexpr size_t kBufferBytes = kFrameHeaderBytes + kPartBytes;
-static_assert(kBufferBytes >= kMaxRecordBytes);
+static_assert(kBufferBytes >= net::RingPair::kMaxPartBytes);
 // Beyond this SendMessage returns false. Control frames are bounded by the objects that they refer
 // to.
 constexpr size_t kMaxQueuedBytes = 1024 * 1024;
@@ -36,6 +39,12 @@ std::string WithError(const std::string& frame, int error) {
   return frame.substr(0, kFrameHeaderBytes) + wire::Encode(*file);
 }
 
+// A peer that breaks the rules is Internal in this backend.
+absl::Status BrokenRules(const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status)) return status;
+  return absl::InternalError(absl::StrCat("shm: ", status.message()));
+}
+
 }  // namespace
 
 Channel::Channel(UniqueFd socket)
@@ -47,17 +56,16 @@ Channel::Channel(UniqueFd socket)
 }
 
 bool Channel::SendMessage(std::span<const std::byte> message) {
-  if (broken_ || queued_bytes_ >= kMaxQueuedBytes) return false;
-  const bool ring = RingsReady();
+  if (broken_ || queued_bytes_ + rings_.queued_bytes() >= kMaxQueuedBytes) return false;
+  if (rings_.ready()) {
+    rings_.Send(message, SentBefore());
+    return true;
+  }
   std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
   do {
-    const std::string_view part = rest.substr(0, ring ? kMaxRecordBytes : kPartBytes);
+    const std::string_view part = rest.substr(0, kPartBytes);
     rest.remove_prefix(part.size());
-    if (ring) {
-      PushPart(!rest.empty(), part);
-    } else {
-      Enqueue(FrameType::kMessage, !rest.empty(), part, -1);
-    }
+    Enqueue(FrameType::kMessage, !rest.empty(), part, -1);
   } while (!rest.empty());
   return true;
 }
@@ -90,17 +98,14 @@ void Channel::Flush() {
     queued_bytes_ -= front.bytes.size();
     queue_.pop_front();
   }
-  while (!parts_.empty() && !broken_ && TryPush(parts_.front().more, parts_.front().body)) {
-    queued_bytes_ -= parts_.front().body.size();
-    parts_.pop_front();
-  }
-  if (broken_) Discard();
+  if (broken_) return Discard();
+  rings_.Flush(frames_sent_);
 }
 
 void Channel::Discard() {
   queue_.clear();
-  parts_.clear();
   queued_bytes_ = 0;
+  rings_.Discard();
 }
 
 Channel::Sent Channel::TrySend(std::string_view header, std::string_view body, int file) {
@@ -125,6 +130,68 @@ Channel::Got Channel::Receive(Frame& frame) {
   // The other side may have put something into the ring before it closed the socket.
   if (got == Got::kEnd && ReceiveFromRing(frame) == Got::kFrame) return Got::kFrame;
   return got;
+}
+
+Channel::Got Channel::ReceiveFromRing(Frame& frame) {
+  net::RingPair::Part part;
+  switch (rings_.Receive(frames_received_, {buffer_.get(), kBufferBytes}, part)) {
+    case net::RingPair::Got::kNothing:
+      return Got::kNothing;
+    case net::RingPair::Got::kDamaged:
+      return Damaged(frame);
+    case net::RingPair::Got::kBehind: {
+      // The sender had sent them before this record, so they are in the socket already.
+      bool empty = false;
+      const Got got = ReceiveFromSocket(frame, &empty);
+      return empty ? Damaged(frame) : got;
+    }
+    case net::RingPair::Got::kPart:
+      break;
+  }
+  frame.type = FrameType::kMessage;
+  frame.more = part.more;
+  frame.body = part.body;
+  return Got::kFrame;
+}
+
+// Reported once: from now on only the socket is read, which brings the end.
+Channel::Got Channel::Damaged(Frame& frame) {
+  rings_.Distrust();
+  frame.type = FrameType::kDamaged;
+  frame.body = {};
+  return Got::kFrame;
+}
+
+void Channel::PassRingFrame(net::RingFrame frame, int file) {
+  switch (frame) {
+    case net::RingFrame::kRings:
+      return SendFrame(FrameType::kRing, {}, file);
+    case net::RingFrame::kBell:
+      // One wake-up in the queue is enough, so a sender that reads nothing gets no queue of them.
+      if (file < 0 && socket_queued()) return;
+      return SendFrame(FrameType::kBell, {}, file);
+    case net::RingFrame::kGrow:
+      return SendFrame(FrameType::kGrow, {}, file);
+    case net::RingFrame::kNotGrown:
+      return SendFrame(FrameType::kNotGrown, {});
+  }
+}
+
+absl::Status Channel::TakeRings(const Frame& frame, int bell) {
+  return BrokenRules(rings_.Take(frame.file, bell));
+}
+
+absl::Status Channel::TakeRingFrame(Frame& frame) {
+  switch (frame.type) {
+    case FrameType::kBell:
+      return BrokenRules(rings_.TakeBell(std::move(frame.file)));
+    case FrameType::kGrow:
+      return BrokenRules(rings_.TakeGrowth(frame.file));
+    case FrameType::kNotGrown:
+      return BrokenRules(rings_.TakeNotGrown(SentBefore()));
+    default:
+      return BrokenRules(rings_.TakeNone());
+  }
 }
 
 Channel::Got Channel::ReceiveFromSocket(Frame& frame, bool* empty) {
@@ -176,8 +243,7 @@ void Channel::HalfClose() {
 void Channel::Close() {
   if (socket_.valid() && getpid() == owner_) shutdown(socket_.get(), SHUT_RDWR);
   socket_.Reset();
-  bell_.Reset();
-  rings_ = Mapping();
+  rings_.Close();
   Discard();
   broken_ = true;
 }

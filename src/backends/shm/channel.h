@@ -1,6 +1,7 @@
 // The frames of one connection, in order. All of them can go over its SOCK_SEQPACKET socket, with
-// descriptors attached. Once both sides have mapped the rings, messages go through the rings
-// without a system call. A bounded queue keeps what the socket or ring has no space for.
+// descriptors attached. Once both sides have mapped the rings (src/transport/ring_pair.h), messages
+// go through the rings without a system call. Bounded queues keep what the socket or ring has no
+// space for.
 //
 // A ring record says how many frames of the socket precede it, so a message never overtakes the
 // memfd that it refers to. No frame of the socket waits for records, except the end.
@@ -10,23 +11,27 @@
 #ifndef KVXFER_BACKENDS_SHM_CHANNEL_H_
 #define KVXFER_BACKENDS_SHM_CHANNEL_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "src/backends/shm/handles.h"
-#include "src/backends/shm/ring.h"
 #include "src/backends/shm/wire.h"
+#include "src/transport/ring_pair.h"
 
 namespace kvxfer::shm {
 
 inline constexpr size_t kMaxMessageBytes = 256 * 1024;
 
-class Channel {
+class Channel final : private net::RingPair::Socket {
  public:
   struct Frame {
     FrameType type = FrameType::kBye;
@@ -49,17 +54,21 @@ class Channel {
   void SendFrame(FrameType type, std::string_view body, int file = -1);
 
   // Makes the rings, sends them to the other side, and sends `bell`, with which the other side
-  // wakes this one. If that fails, messages stay on the socket.
-  void OfferRings(int bell);
-  // Handles kRing: maps the other side's rings and answers with `bell`.
+  // wakes this one. An error: there are none, and messages stay on the socket.
+  absl::Status OfferRings(int bell) { return rings_.Offer(bell); }
+  // Handles kRing: maps the other side's rings and answers with `bell`. Internal: the other side
+  // broke the rules; any other error: there are none.
   absl::Status TakeRings(const Frame& frame, int bell);
-  // Handles kBell: from now on messages go through the ring.
-  absl::Status TakeBell(Frame& frame);
-  bool has_rings() const { return rings_.data() != nullptr; }
+  // Handles kBell, kGrow, kNotGrown and kNoRings. After the first bell messages go through the
+  // ring.
+  absl::Status TakeRingFrame(Frame& frame);
+  bool has_rings() const { return rings_.mapped(); }
+  // Messages go through a ring.
+  bool sends_through_ring() const { return rings_.ready(); }
 
   // Sends what is queued, as far as the socket and the ring have space.
   void Flush();
-  bool queued() const { return !queue_.empty() || !parts_.empty(); }
+  bool queued() const { return !queue_.empty() || rings_.queued(); }
   // Something waits for the socket, rather than for the ring.
   bool socket_queued() const { return !queue_.empty(); }
 
@@ -73,12 +82,12 @@ class Channel {
   Got ReceiveFromRing(Frame& frame);
 
   // True: ReceiveFromRing may find something.
-  bool ring_filled() const { return has_rings() && in_.filled(); }
+  bool ring_filled() const { return rings_.filled(); }
 
   // From now on the other side rings the bell when it puts something into the ring. False: the ring
   // already holds something.
-  bool Arm();
-  void Disarm();
+  bool Arm() { return rings_.Arm(); }
+  void Disarm() { rings_.Disarm(); }
 
   // Ends this direction: no frame follows, and the other side sees the end. Frames are still
   // received.
@@ -93,18 +102,13 @@ class Channel {
   };
   enum class Sent { kYes, kLater, kNever };
 
-  // One part of a message that waits for space in the ring.
-  struct Part {
-    bool more = false;
-    std::string body;
-  };
-
-  absl::Status MapRings(int file, size_t sends_through);
-  bool RingsReady() const { return bell_.valid(); }
-  void PushPart(bool more, std::string_view body);
-  bool TryPush(bool more, std::string_view body);
-  void RingBell() const;
-  void WakeSender();
+  // RingPair::Socket.
+  void PassRingFrame(net::RingFrame frame, int file) override;
+  // nullopt: something waits for the socket.
+  std::optional<uint64_t> SentBefore() const {
+    if (!queue_.empty()) return std::nullopt;
+    return frames_sent_;
+  }
   void Discard();
   void Enqueue(FrameType type, bool more, std::string_view body, int file);
   // `*empty` becomes true if nothing is in the socket (kNothing may also be a lack of memory).
@@ -116,16 +120,11 @@ class Channel {
   UniqueFd socket_;
   pid_t owner_;  // a forked child's copy of the socket must not end the parent's connection
   std::deque<Queued> queue_;
-  std::deque<Part> parts_;
-  size_t queued_bytes_ = 0;   // of both queues
+  size_t queued_bytes_ = 0;   // of queue_
   uint64_t frames_sent_ = 0;  // over the socket
   uint64_t frames_received_ = 0;
-  Mapping rings_;
-  RingSender out_;
-  RingReceiver in_;
-  bool in_damaged_ = false;  // nothing more is read from it
-  UniqueFd bell_;            // the other side's; valid: that side has mapped the rings
-  bool broken_ = false;      // nothing can be sent; Receive finds the reason
+  net::RingPair rings_{this};
+  bool broken_ = false;  // nothing can be sent; Receive finds the reason
   std::unique_ptr<char[]> buffer_;
 };
 

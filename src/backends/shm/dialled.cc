@@ -1,7 +1,9 @@
 #include "src/backends/shm/dialled.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
+#include "src/transport/host/mapping.h"
 #include "src/transport/host/stream_copy.h"
 #include "src/transport/unix_socket.h"
 
@@ -90,9 +93,7 @@ absl::Status ShmDialledEndpoint::Start(const Address& address) {
                       .pid = static_cast<uint32_t>(getpid()),
                       .start_time = hub_->host.start_time};
   SendFrame(FrameType::kDial, wire::Encode(dial));
-  channel_.OfferRings(hub_->bell.get());
-  WatchRings();
-  return absl::OkStatus();
+  return OfferRings();
 }
 
 EndpointInfo ShmDialledEndpoint::Describe() const { return OneRail(Path()); }
@@ -121,7 +122,6 @@ absl::Status ShmDialledEndpoint::OnFrame(Channel::Frame& frame) {
       return absl::OkStatus();
     }
   }
-  if (frame.type == FrameType::kBell) return channel_.TakeBell(frame);
   if (frame.type == FrameType::kForget) {
     if (const auto body = wire::TryDecode<ForgetBody>(frame.body)) {
       files_.erase(body->id);

@@ -43,6 +43,52 @@ void ShmEndpoint::Unwatch() {
   if (std::exchange(watching_rings_, false)) std::erase(hub_->ringed, this);
 }
 
+absl::Status ShmEndpoint::OfferRings() {
+  absl::Status made = hub_->ring_choice.Wanted();
+  if (made.ok()) made = channel_.OfferRings(hub_->bell.get());
+  UpdateSocketWatch();
+  if (!made.ok()) return DoWithoutRings(made);
+  WatchRings();
+  return absl::OkStatus();
+}
+
+absl::Status ShmEndpoint::TakeRings(const Channel::Frame& frame) {
+  absl::Status taken = hub_->ring_choice.Wanted();
+  if (taken.ok()) taken = channel_.TakeRings(frame, hub_->bell.get());
+  UpdateSocketWatch();
+  if (absl::IsInternal(taken)) return taken;
+  if (taken.ok()) {
+    WatchRings();
+  } else if (absl::Status must = DoWithoutRings(taken); !must.ok()) {
+    Shutdown(must);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShmEndpoint::DoWithoutRings(const absl::Status& why) {
+  SendFrame(FrameType::kNoRings, ForPeer(ToStd(why.message())));
+  return Annotate(hub_->ring_choice.DoWithout(why), "shm");
+}
+
+absl::Status ShmEndpoint::OnRingFrame(Channel::Frame& frame) {
+  const FrameType type = frame.type;
+  const std::string text = Printable(frame.body, kMaxPeerTextBytes);
+  absl::Status taken = channel_.TakeRingFrame(frame);
+  UpdateSocketWatch();
+  if (!taken.ok()) return taken;
+  absl::Status none;
+  if (type == FrameType::kNoRings) {
+    none = absl::UnavailableError(absl::StrCat("process ", peer_.pid(), " has none: ", text));
+  } else if (type == FrameType::kBell && channel_.has_rings() && !channel_.sends_through_ring()) {
+    none = absl::ResourceExhaustedError("no descriptor left for the peer's bell");
+  }
+  if (none.ok()) return none;
+  if (absl::Status must = hub_->ring_choice.DoWithout(none); !must.ok()) {
+    Shutdown(Annotate(must, "shm"));
+  }
+  return absl::OkStatus();
+}
+
 void ShmEndpoint::WatchRings() {
   if (!channel_.has_rings() || std::exchange(watching_rings_, true)) return;
   hub_->ringed.push_back(this);
@@ -92,7 +138,7 @@ void ShmEndpoint::FlushQueue() {
 void ShmEndpoint::PollRing() {
   if (!channel_.queued() && !channel_.ring_filled()) return;
   FlushQueue();
-  for (size_t i = 0; i < kFramesPerPoll && !down_; ++i) {
+  for (size_t i = 0; i < kFramesPerPoll && !down_ && channel_.ring_filled(); ++i) {
     Channel::Frame frame;
     const Channel::Got got = channel_.ReceiveFromRing(frame);
     if (got == Channel::Got::kNothing) return;
@@ -136,7 +182,9 @@ bool ShmEndpoint::HandleFrame(Channel::Frame& frame) {
     goodbye_ = Printable(frame.body, kMaxPeerTextBytes);
     return true;
   }
-  const absl::Status good = OnFrame(frame);
+  const bool of_rings = frame.type == FrameType::kBell || frame.type == FrameType::kGrow ||
+                        frame.type == FrameType::kNotGrown || frame.type == FrameType::kNoRings;
+  const absl::Status good = of_rings && peer_.pid() != 0 ? OnRingFrame(frame) : OnFrame(frame);
   if (!good.ok() && !down_) OnEnd(good);
   return good.ok();
 }

@@ -46,8 +46,10 @@ class ShmEndpoint : public Endpoint, private net::Watcher {
   // The send queue has been emptied.
   virtual void OnFlushed() {}
 
-  // The rings are mapped: Poll looks at them from now on.
-  void WatchRings();
+  // Begins the rings, where they are wanted (dialling side), or answers the peer's kRing. An error
+  // ends the connection.
+  absl::Status OfferRings();
+  absl::Status TakeRings(const Channel::Frame& frame);
 
   // Receives up to `frames` frames. False: there was none, or the connection ended.
   bool Drain(size_t frames);
@@ -77,6 +79,12 @@ class ShmEndpoint : public Endpoint, private net::Watcher {
   void OnExit();
   void FlushQueue();
   bool HandleFrame(Channel::Frame& frame);
+  // Handles kBell, kGrow, kNotGrown and kNoRings.
+  absl::Status OnRingFrame(Channel::Frame& frame);
+  // Tells the peer that there are no rings. An error: they are required.
+  absl::Status DoWithoutRings(const absl::Status& why);
+  // The rings are mapped: Poll looks at them from now on.
+  void WatchRings();
   absl::Status EndCause() const;
   void UpdateSocketWatch();
   void Unwatch();

@@ -14,6 +14,7 @@
 #include "src/backends/shm/handles.h"
 #include "src/backends/shm/regions.h"
 #include "src/transport/event_queue.h"
+#include "src/transport/ring_choice.h"
 #include "src/transport/sockets/reactor.h"
 
 namespace kvxfer::shm {
@@ -23,7 +24,7 @@ class ShmDialledEndpoint;
 class ShmEndpoint;
 
 struct Hub {
-  explicit Hub(uint32_t copy_threads);
+  Hub(uint32_t copy_threads, ControlCarrier control);
   ~Hub();
 
   // Sends every authorised peer the memfds that were registered since the last call.
@@ -42,6 +43,7 @@ struct Hub {
   std::deque<ShmDialledEndpoint*> busy;          // with copies to do, the next one first
   std::deque<ShmDialledEndpoint*> lingering;     // shut down, with messages to send; oldest first
   std::vector<ShmEndpoint*> ringed;              // those that have rings
+  net::RingChoice ring_choice;
   UniqueFd bell;  // the other sides ring it while this one sleeps, and Register does
 };
 

@@ -19,6 +19,7 @@
 #include "src/backends/shm/handles.h"
 #include "src/backends/shm/wire.h"
 #include "src/transport/added_list.h"
+#include "src/transport/host/mapping.h"
 
 namespace kvxfer::shm {
 

@@ -5,11 +5,13 @@
 //   acceptor → dialler   kOffer     first, once authorised: the probe words and a probe memfd
 //   acceptor → dialler   kFile      one memfd; all of them right after kOffer, later ones at once
 //   acceptor → dialler   kForget    that memfd no longer has a registration
-//   dialler → acceptor   kRing      a memfd with two RingMemory (ring.h): first the one that the
-//                                   dialler sends through, then the one for the acceptor
-//   both                 kBell      an eventfd that wakes the sender of this frame; from the
-//                                   acceptor it also means that the rings are mapped there. From
-//                                   then on messages to the sender of it may go through its ring
+//   dialler → acceptor   kRing      RingFrame::kRings of src/transport/ring_pair.h
+//   both                 kBell      RingFrame::kBell
+//   both                 kGrow      RingFrame::kGrow
+//   both                 kNotGrown     RingFrame::kNotGrown
+//   both                 kNoRings   instead of kRing, or of the acceptor's kBell: the sender uses
+//   no
+//                                   rings, and why, as text
 //   both                 kMessage   one part of an agent's message; `more`: another part follows.
 //                                   None after the first message that went through a ring
 //   both                 kBye       why the sender closes, as text; nothing follows
@@ -33,7 +35,7 @@
 
 namespace kvxfer::shm {
 
-inline constexpr uint32_t kWireVersion = 2;
+inline constexpr uint32_t kWireVersion = 3;
 
 struct Address {
   uint32_t pid = 0;
@@ -64,7 +66,10 @@ enum class FrameType : uint32_t {
   kMessage,
   kBye,
   kRing,
-  kBell
+  kBell,
+  kGrow,
+  kNotGrown,
+  kNoRings
 };
 
 struct FrameHeader {

@@ -13,6 +13,8 @@
 #include "kvxfer/log.h"
 #include "src/backends/shm/channel.h"
 #include "src/backends/shm/wire.h"
+#include "src/transport/host/growing_ring.h"
+#include "src/transport/ring_pair.h"
 #include "tests/unit/backends/shm/socket_util.h"
 #include "tests/unit/backends/shm/test_util.h"
 
@@ -102,9 +104,9 @@ struct LyingDialler {
   explicit LyingDialler(Side& target)
       : file(memfd_create("rings", MFD_CLOEXEC | MFD_ALLOW_SEALING)),
         bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    constexpr size_t kBytes = 2 * sizeof(shm::RingMemory);
+    constexpr size_t kBytes = net::RingPair::kSmallBytes;
     EXPECT_EQ(ftruncate(file.get(), kBytes), 0);
-    rings = static_cast<shm::RingMemory*>(
+    rings = static_cast<SmallRing*>(
         mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0));
     EXPECT_NE(static_cast<void*>(rings), MAP_FAILED);
     const SocketName name(shm::DecodeAddress(target.backend->Describe().address)->socket);
@@ -115,9 +117,11 @@ struct LyingDialler {
                        wire::Encode(shm::DialBody{.pid = static_cast<uint32_t>(getpid()),
                                                   .start_time = ReadHostIdentity().start_time}));
   }
-  ~LyingDialler() { munmap(rings, 2 * sizeof(shm::RingMemory)); }
+  ~LyingDialler() { munmap(rings, net::RingPair::kSmallBytes); }
 
-  void Seal() { EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0); }
+  void Seal(int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) const {
+    EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, seals), 0);
+  }
   void Offer() {
     channel->SendFrame(shm::FrameType::kRing, {}, file.get());
     channel->SendFrame(shm::FrameType::kBell, {}, bell.get());
@@ -125,7 +129,7 @@ struct LyingDialler {
 
   shm::UniqueFd file;
   shm::UniqueFd bell;
-  shm::RingMemory* rings = nullptr;
+  SmallRing* rings = nullptr;
   std::optional<shm::Channel> channel;
 };
 
@@ -139,13 +143,52 @@ TEST(ShmStrangers, ASpoiltRingEndsWithItsSocket) {
   ASSERT_TRUE(Drive({&target}, [&] { return target.endpoints.size() == 1; }));
   target.endpoints[0]->Authorize();
   ASSERT_TRUE(Drive({&target}, [&] { return target.backend->Arm(); }));
-  dialler.rings[0].head.store(8);
+  dialler.rings[0].words.head.store(8);
   EXPECT_FALSE(target.backend->Arm());
   for (int i = 0; i < 10; ++i) target.Poll();
   EXPECT_TRUE(target.backend->Arm());
   EXPECT_TRUE(target.down.empty());
   dialler.channel->Close();
   EXPECT_TRUE(Drive({&target}, [&] { return target.down.size() == 1; }));
+}
+
+// What is checked of a larger ring is tested in ring_pair_test.cc; here, what follows for the
+// connection.
+TEST(ShmStrangers, AGrowthThatMakesNoSenseEndsWithItsSocket) {
+  enum class Lie : uint8_t { kUnsealed, kTwice, kRefusesNone, kMovesToNone };
+  for (const Lie lie : {Lie::kUnsealed, Lie::kTwice, Lie::kRefusesNone, Lie::kMovesToNone}) {
+    Side target;
+    LyingDialler dialler(target);
+    dialler.Seal();
+    dialler.Offer();
+    ASSERT_TRUE(Drive({&target}, [&] { return target.endpoints.size() == 1; }));
+    target.endpoints[0]->Authorize();
+    const shm::UniqueFd larger(memfd_create("larger", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    ASSERT_EQ(ftruncate(larger.get(), sizeof(LargeRing)), 0);
+    if (lie == Lie::kTwice) {
+      ASSERT_EQ(fcntl(larger.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+      dialler.channel->SendFrame(shm::FrameType::kGrow, {}, larger.get());
+    }
+    if (lie == Lie::kUnsealed || lie == Lie::kTwice) {
+      dialler.channel->SendFrame(shm::FrameType::kGrow, {}, larger.get());
+    } else if (lie == Lie::kRefusesNone) {
+      dialler.channel->SendFrame(shm::FrameType::kNotGrown, {});
+    } else {
+      RingSender sender(dialler.rings[0].ring());
+      ASSERT_TRUE(sender.Push(0, RingRecord::Kind::kMoved, ""));
+    }
+    for (int i = 0; i < 20; ++i) target.Poll();
+    // No proof that the peer copies no more.
+    EXPECT_TRUE(target.down.empty());
+    shm::Channel::Frame frame;
+    bool goodbye = false;
+    while (dialler.channel->Receive(frame) == shm::Channel::Got::kFrame) {
+      goodbye |= frame.type == shm::FrameType::kBye;
+    }
+    EXPECT_TRUE(goodbye) << static_cast<int>(lie);
+    dialler.channel->Close();
+    EXPECT_TRUE(Drive({&target}, [&] { return target.down.size() == 1; }));
+  }
 }
 
 // A sender without a bell is woken by a frame of the socket. Expect that one who reads none of them
@@ -157,10 +200,10 @@ TEST(ShmStrangers, WhoReadsNoWakeUpsHasFewWaiting) {
   dialler.Seal();
   dialler.channel->SendFrame(shm::FrameType::kRing, {}, dialler.file.get());
   ASSERT_TRUE(Drive({&target}, [&] { return target.endpoints.size() == 1; }));
-  shm::RingSender sender(&dialler.rings[0]);
+  RingSender sender(dialler.rings[0].ring());
   for (size_t i = 0; i < kRecords; ++i) {
-    dialler.rings[0].sender_waits.store(1);
-    ASSERT_TRUE(Drive({&target}, [&] { return sender.Push(2, true, ""); }));
+    dialler.rings[0].words.sender_waits.store(1);
+    ASSERT_TRUE(Drive({&target}, [&] { return sender.Push(2, RingRecord::Kind::kMore, ""); }));
     target.Poll();
   }
   EXPECT_TRUE(target.down.empty());

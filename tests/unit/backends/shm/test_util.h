@@ -73,7 +73,8 @@ struct Side {
   size_t after_down = 0;  // events of an endpoint after its last: must stay 0
   std::atomic<uint32_t> next_region = 1;
 
-  Side() {
+  explicit Side(ControlCarrier control = ControlCarrier::kAuto) {
+    options.control = control;
     absl::StatusOr<std::unique_ptr<Backend>> made = MakeShmBackend(
         {.options = options, .incarnation = Incarnation::Random(), .host = ReadHostIdentity()});
     EXPECT_TRUE(made.ok()) << made.status();
