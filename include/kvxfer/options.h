@@ -33,7 +33,7 @@ using BackendOptions = std::map<std::string, std::string>;
 // What control frames travel over (docs/protocol.md, "Carriers").
 enum class ControlCarrier : uint8_t {
   kAuto,  // of a link: a way of its backend's own, such as ucx's; as an option: the best one
-  kTcp,   // the TCP control stream of tcp, verbs and libfabric
+  kTcp,   // the TCP control stream of tcp, verbs, libfabric and cuda_ipc
   kRdma,  // SEND on a queue pair of its own: verbs
   kShm,   // rings in memory that both processes have mapped: shm, cuda_ipc
 };

@@ -33,7 +33,7 @@ enum class Delivery : uint8_t {
   kPending,       // the transfer is active
   kDelivered,     // the target has it; its application gets it after those ordered before it
   kNotDelivered,  // the target's application will never get it
-  kUnknown,       // the peer could not be asked, or did not answer in time
+  kUnknown,       // the target was told of the transfer, and did not answer in time
 };
 
 enum class NotifyOrder : uint8_t {
@@ -45,8 +45,8 @@ struct TransferOptions {
   // Delivered to the target's application after every byte is visible there. At most 64 KiB.
   std::optional<std::string> notification{};
   NotifyOrder order = NotifyOrder::kPosted;
-  // Time from posting to the end; positive, and at most a year. The transfer ends within 10 % of
-  // it.
+  // Time from posting to the end; positive, and at most a year. The transfer ends at most
+  // 10 % later, and up to 5 s later where a NIC keeps an operation.
   Duration deadline = std::chrono::seconds(30);
   // Transfers with a higher priority go first, among those that are being sent to the same peer and
   // among those that wait to be sent (beyond AgentOptions::max_active_transfers). Transfers whose

@@ -23,16 +23,17 @@ struct Two {
   Node b;
 };
 
-absl::StatusOr<Two> TwoAgents(AgentOptions options) {
-  options.name = "a";
-  auto a = Node::Create(options, MemoryType::kMapped, kSmall.memory_bytes());
+absl::StatusOr<Two> TwoAgents(AgentOptions of_a, AgentOptions of_b) {
+  of_a.name = "a";
+  auto a = Node::Create(of_a, MemoryType::kMapped, kSmall.memory_bytes());
   if (!a.ok()) return a.status();
-  options.name = "b";
-  auto b = Node::Create(options, MemoryType::kMapped, kSmall.memory_bytes());
+  of_b.name = "b";
+  auto b = Node::Create(of_b, MemoryType::kMapped, kSmall.memory_bytes());
   if (!b.ok()) return b.status();
   if (auto text = Introduce(*a->agent, *b->agent); !text.ok()) return text.status();
   return Two{.a = *std::move(a), .b = *std::move(b)};
 }
+absl::StatusOr<Two> TwoAgents(const AgentOptions& options) { return TwoAgents(options, options); }
 
 // The backend that carried a small transfer; "" where it failed.
 std::string Piggybacked(Two& two, const std::string& backend = "") {
@@ -68,6 +69,41 @@ TEST(AgentChoice, WhatWasSeenFasterPassesTheOrderOfTheList) {
   EXPECT_TRUE(absl::StrContains(why.paths[1].why, "taken before faulty:shm")) << why.ToString();
   // Named, it is taken all the same.
   EXPECT_EQ(Piggybacked(two, "faulty:shm"), "faulty:shm");
+}
+
+TEST(AgentChoice, ControlFramesTakeTheCarrierThatIsAskedFor) {
+  AgentOptions options;
+  options.backends = {"shm", "tcp"};
+  options.control = ControlCarrier::kTcp;
+  ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(options));
+  EXPECT_EQ(Piggybacked(two), "shm");
+  ASSERT_OK_AND_ASSIGN(const Explanation why, two.a.agent->Explain("b"));
+  ASSERT_EQ(why.paths.size(), 2u);
+  EXPECT_TRUE(why.paths[0].connected && why.paths[1].connected) << why.ToString();
+}
+
+// Where only the target asks for it, it refuses what carries no control frames for it.
+TEST(AgentChoice, ACarrierThatOnlyTheTargetAsksFor) {
+  AgentOptions any;
+  any.backends = {"shm", "tcp"};
+  AgentOptions strict = any;
+  strict.control = ControlCarrier::kTcp;
+  ASSERT_OK_AND_ASSIGN(Two two, TwoAgents(any, strict));
+  EXPECT_EQ(Piggybacked(two), "tcp");
+  ASSERT_OK_AND_ASSIGN(const Explanation why, two.a.agent->Explain("b"));
+  ASSERT_EQ(why.paths.size(), 2u);
+  EXPECT_FALSE(why.paths[0].connected);
+  EXPECT_TRUE(absl::StrContains(why.paths[0].why, "control = tcp")) << why.ToString();
+}
+
+TEST(AgentChoice, APeerThatNothingConnectsWithTheCarrier) {
+  AgentOptions strict;
+  strict.backends = {"shm", "tcp"};
+  strict.control = ControlCarrier::kTcp;
+  AgentOptions shm;
+  shm.backends = {"shm"};
+  EXPECT_TRUE(Fails(TwoAgents(strict, shm), absl::StatusCode::kFailedPrecondition,
+                    {"control = tcp", "peer b (shm)"}));
 }
 
 // A backend that lets words through and no data until its one rail is up, for `down_for` at most;

@@ -67,7 +67,7 @@ void Peer::OnDown(Link& link, const absl::Status& why) {
 void Peer::KeepAlive(Time now) {
   if (shared_.linked()) {
     // That the peer has dialled proves nothing of what the session before left.
-    if (transfers_.quarantines() && paths_.links() == 0) paths_.Redial(now);
+    if (transfers_.orphans() && paths_.links() == 0) paths_.Redial(now);
     return;
   }
   if (now > session_.abandon_at(transfers_.active())) {

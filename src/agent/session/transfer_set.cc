@@ -149,8 +149,8 @@ Time TransferSet::NextTimer(bool posts) const {
 void TransferSet::OnLinkUp(Link& link) {
   const auto arrival = runtime_->backends[link.backend]->capabilities().arrival;
   if (arrival == Arrival::kImmediate && !tracker_->slots().any()) tracker_->slots().Request();
-  // Data sent before over a lost connection cannot land after the target's side of it is gone, and
-  // the target accepts a new session only then.
+  // What an earlier session left cannot land any more: the target accepts a new session only once
+  // every connection of that one is gone at its side. If the session goes on, nothing is orphaned.
   OnQuiet();
   for (const Outbound& outbound : outbounds_) {
     if (outbound.sending->asks()) link.endpoint->Fence({.transfer = outbound.record->id});

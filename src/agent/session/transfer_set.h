@@ -96,9 +96,9 @@ class TransferSet final : private Admission::User, private StagerUser {
   // Some have begun, and are not forgotten.
   bool active() const { return !outbounds_.empty(); }
   // What a session before left waits until nothing of it can land any more.
-  bool quarantines() const { return !quarantined_.empty() || stager_.unsettled(); }
+  bool orphans() const { return !quarantined_.empty() || stager_.unsettled(); }
   // Some of either wait for the peer.
-  bool waits() const { return active() || quarantines(); }
+  bool waits() const { return active() || orphans(); }
   bool queued() const { return !queue_.empty(); }
   // This side's GPUs are copying for one.
   bool copies() const { return stager_.moving(); }
