@@ -76,8 +76,12 @@ class RawPair {
   }
   void Send(std::string_view bytes) {
     ASSERT_LE(bytes.size(), kMemory);
-    std::memcpy(memory_.data(), bytes.data(), bytes.size());
-    ibv_sge element{.addr = reinterpret_cast<uint64_t>(memory_.data()),
+    // The device may still read what was sent before.
+    if (next_ + bytes.size() > kMemory) next_ = 0;
+    std::byte* const at = &memory_[next_];
+    next_ += bytes.size();
+    std::memcpy(at, bytes.data(), bytes.size());
+    ibv_sge element{.addr = reinterpret_cast<uint64_t>(at),
                     .length = static_cast<uint32_t>(bytes.size()),
                     .lkey = mr_->lkey};
     ibv_send_wr request{};
@@ -108,6 +112,7 @@ class RawPair {
   ibv_mr* mr_ = nullptr;
   ibv_qp* qp_ = nullptr;
   std::vector<std::byte> memory_;
+  size_t next_ = 0;  // where the next SEND's bytes lie
   size_t ended_ = 0;
 };
 
