@@ -225,7 +225,7 @@ TEST_F(SharedSessionTest, FramesGoTogetherWhereTheyAreSmall) {
   BareLink link(0, true);
   shared_.OnLinkUp(link);
   ReliableChannel& channel = shared_.session().channel();
-  for (const size_t bytes : {100, 100, 10'000, 100, 10'000, 10'000}) {
+  for (const size_t bytes : std::vector<size_t>{100, 100, 10'000, 100, 10'000, 10'000}) {
     channel.Push(FrameType::kOpen, std::string(bytes, 'x'));
   }
   shared_.Flush(nullptr);

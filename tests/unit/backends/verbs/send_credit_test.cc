@@ -149,7 +149,7 @@ TEST(SendCredit, NoOrderOfTwoSidesLeavesThemWithout) {
     const Model model = std::move(open.back());
     open.pop_back();
     bool stuck = true;
-    for (size_t who : {0, 1}) {
+    for (size_t who = 0; who < 2; ++who) {
       for (const Step step : kSteps) {
         if (!model.May(who, step)) continue;
         stuck = false;

@@ -31,7 +31,7 @@ namespace {
 using State = Session::State;
 constexpr Time kNow = Time{} + std::chrono::milliseconds(1);
 
-Session::Party PartyOf(int side) {
+Session::Party PartyOf(size_t side) {
   Session::Party party{.name = side == 0 ? "a" : "b"};
   party.incarnation.bytes[0] = static_cast<uint8_t>(side + 1);
   return party;
@@ -53,7 +53,7 @@ struct Message {
 // One connection: what is on its way in it, and what each end knows of it.
 struct Link {
   enum class End : uint8_t { kBegins, kUp, kClosing, kDown };
-  int dialler = 0;
+  size_t dialler = 0;
   std::array<End, 2> ends{End::kBegins, End::kBegins};  // by side
   std::array<std::deque<Message>, 2> to{};              // by the side that receives
   HelloAnswer answer{};                                 // at the dialler
@@ -67,14 +67,14 @@ class Pair {
   enum class Act : uint8_t { kDial, kDeliver, kLose, kNotice, kSay, kEnd };
   struct Step {
     Act act;
-    int side = 0;
+    size_t side = 0;
     size_t link = 0;
   };
 
   // What can happen. `faults`: also what does harm.
   std::vector<Step> Steps(bool faults) const {
     std::vector<Step> steps;
-    for (int side = 0; side < 2; ++side) {
+    for (size_t side = 0; side < 2; ++side) {
       if (dials_[side] && Dialled(side) == 0 && MayDial(side)) {
         steps.push_back({Act::kDial, side, 0});
       }
@@ -97,7 +97,7 @@ class Pair {
   }
 
   void Do(const Step& step) {
-    const int side = step.side;
+    const size_t side = step.side;
     switch (step.act) {
       case Act::kDial: {
         Link& link = links_.emplace_back();
@@ -137,7 +137,7 @@ class Pair {
 
   // The two have a connection, mean the same session, and owe each other nothing.
   bool settled() const {
-    for (int side = 0; side < 2; ++side) {
+    for (size_t side = 0; side < 2; ++side) {
       if (sides_[side].state() != State::kLinked || sides_[side].channel().kept() > 0) return false;
       if (sides_[side].peer_number() != 0 &&
           sides_[side].peer_number() != sides_[1 - side].number()) {
@@ -150,7 +150,7 @@ class Pair {
   // A name for the state, for the search.
   std::string Key() const {
     std::string key;
-    for (int side = 0; side < 2; ++side) {
+    for (size_t side = 0; side < 2; ++side) {
       const Session& one = sides_[side];
       absl::StrAppend(&key, static_cast<int>(one.state()), ",", one.number() - kFirst[side], ",",
                       one.peer_number() == 0 ? 0 : one.peer_number() - kFirst[1 - side] + 1, ",",
@@ -182,26 +182,26 @@ class Pair {
   static bool Alive(Link::End end) { return end == Link::End::kBegins || end == Link::End::kUp; }
 
   // As Peer does: one connection over a backend.
-  size_t Dialled(int side) const {
+  size_t Dialled(size_t side) const {
     size_t count = 0;
     for (const Link& link : links_) {
       if (link.dialler == side && link.ends[side] != Link::End::kDown) ++count;
     }
     return count;
   }
-  bool MayDial(int side) const { return sides_[side].state() != State::kEnding; }
+  bool MayDial(size_t side) const { return sides_[side].state() != State::kEnding; }
 
-  static void Send(Link& link, int to, Message message) {
+  static void Send(Link& link, size_t to, Message message) {
     if (Alive(link.ends[to])) link.to[to].push_back(std::move(message));
   }
 
-  void Push(int side) {
+  void Push(size_t side) {
     // What is said names its session, as no real frame does.
     sides_[side].channel().Push(FrameType::kQuiesce,
                                 QuiesceFrame{.id = sides_[side].number() << 8 | ++pushed_[side]});
   }
 
-  void Take(Link& link, int side, const Message& message) {
+  void Take(Link& link, size_t side, const Message& message) {
     Session& one = sides_[side];
     switch (message.kind) {
       case Message::Kind::kHello:
@@ -227,7 +227,7 @@ class Pair {
     }
   }
 
-  void OnHello(Link& link, int side, const Message& message) {
+  void OnHello(Link& link, size_t side, const Message& message) {
     const HelloFrame& hello = message.hello;
     Session& one = sides_[side];
     Session::Meaning meaning = one.OnHello(hello);
@@ -250,7 +250,7 @@ class Pair {
     link.ends[side] = Link::End::kClosing;
   }
 
-  void OnFrame(int side, const Message& message) {
+  void OnFrame(size_t side, const Message& message) {
     Session& one = sides_[side];
     const auto envelope = DecodeEnvelope(std::as_bytes(std::span(message.frame)));
     ASSERT_OK(envelope);
@@ -268,7 +268,7 @@ class Pair {
     }));
   }
 
-  void Down(Link& link, int side) {
+  void Down(Link& link, size_t side) {
     const bool was_up = counted_up(link, side);
     link.ends[side] = Link::End::kDown;
     link.to[side].clear();
@@ -276,13 +276,13 @@ class Pair {
     RenewIfOver(side);
   }
   // A closing link counts until it is down, if it had been up.
-  bool counted_up(const Link& link, int side) const {
+  bool counted_up(const Link& link, size_t side) const {
     if (link.ends[side] == Link::End::kUp) return true;
     return link.ends[side] == Link::End::kClosing && was_up_[side].contains(&link - links_.data());
   }
 
   // As SharedSession does.
-  void End(int side) {
+  void End(size_t side) {
     if (sides_[side].state() == State::kEnding) return;
     sides_[side].End(kNow);
     for (size_t i = 0; i < links_.size(); ++i) {
@@ -296,13 +296,13 @@ class Pair {
     }
     RenewIfOver(side);
   }
-  void RenewIfOver(int side) {
+  void RenewIfOver(size_t side) {
     if (sides_[side].renewable()) sides_[side].Renew();
   }
 
   // Both sides send what there is over the first link that is up.
   void Flush() {
-    for (int side = 0; side < 2; ++side) {
+    for (size_t side = 0; side < 2; ++side) {
       Session& one = sides_[side];
       for (Link& link : links_) {
         if (link.ends[side] != Link::End::kUp || one.state() != State::kLinked) continue;

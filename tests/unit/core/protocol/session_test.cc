@@ -53,7 +53,6 @@ Session In(State state) {
   EXPECT_EQ(session.state(), state);
   return session;
 }
-constexpr State kStates[] = {State::kNew, State::kLinked, State::kUnlinked, State::kEnding};
 
 HelloAckFrame Ack(uint16_t version, uint32_t regions = 0, uint64_t session = kTheirs) {
   return {.version = version, .target = kThere, .session = session, .last_region = regions};
