@@ -39,8 +39,9 @@ TEST_P(Descriptors, ThatRunOutAtAConnectionAreNoLossOfThePeer) {
   ASSERT_OK_AND_ASSIGN(const auto b, Agent::Create(Named("b")));
   ASSERT_OK_AND_ASSIGN(const std::string metadata, b->Metadata());
   {
-    const NoDescriptors none;
+    NoDescriptors none;
     ASSERT_OK(a->AddPeer(metadata));  // needs none
+    none.TakeFreed();
     ASSERT_OK_AND_ASSIGN(const Transfer lost, a->Notify("b", "x", Unhurried()));
     const absl::Status why = lost.Wait(kAmple);
     EXPECT_TRUE(

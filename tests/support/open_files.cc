@@ -49,7 +49,14 @@ NoDescriptors::NoDescriptors() {
   EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
 }
 
-NoDescriptors::~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+void NoDescriptors::TakeFreed() {
+  for (int fd = dup(STDERR_FILENO); fd >= 0; fd = dup(STDERR_FILENO)) taken_.push_back(fd);
+}
+
+NoDescriptors::~NoDescriptors() {
+  for (const int fd : taken_) close(fd);
+  setrlimit(RLIMIT_NOFILE, &before_);
+}
 
 DescriptorLimit::DescriptorLimit(size_t most) {
   EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <cstddef>
+#include <vector>
 
 namespace kvxfer::testing {
 
@@ -17,9 +18,12 @@ class NoDescriptors {
   ~NoDescriptors();
   NoDescriptors(const NoDescriptors&) = delete;
   NoDescriptors& operator=(const NoDescriptors&) = delete;
+  // Takes those that another thread has closed since then.
+  void TakeFreed();
 
  private:
   rlimit before_{};
+  std::vector<int> taken_{};
 };
 
 // While this lives, the process may have that many open.
