@@ -12,10 +12,12 @@
 #include <array>
 #include <chrono>
 #include <compare>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 
@@ -76,7 +78,10 @@ struct KvName {
   std::string text{};
 
   KvName() = default;
-  explicit KvName(std::string_view name) : text(name) {}
+  template <std::convertible_to<std::string_view> Text>
+  // The concept keeps copies and moves of a KvName out; clang-tidy 14 does not see it.
+  // NOLINTNEXTLINE(bugprone-forwarding-reference-overload)
+  explicit KvName(Text&& name) : text(std::forward<Text>(name)) {}
   bool empty() const { return text.empty(); }
   auto operator<=>(const KvName&) const = default;
 };

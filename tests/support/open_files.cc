@@ -50,13 +50,11 @@ NoDescriptors::NoDescriptors() {
 }
 
 void NoDescriptors::TakeFreed() {
-  for (int fd = dup(STDERR_FILENO); fd >= 0; fd = dup(STDERR_FILENO)) taken_.push_back(fd);
+  do taken_.push_back(OwnFd::Open([] { return dup(STDERR_FILENO); }));
+  while (taken_.back().valid());
 }
 
-NoDescriptors::~NoDescriptors() {
-  for (const int fd : taken_) close(fd);
-  setrlimit(RLIMIT_NOFILE, &before_);
-}
+NoDescriptors::~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
 
 DescriptorLimit::DescriptorLimit(size_t most) {
   EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "src/core/base/own_fd.h"
+
 namespace kvxfer::testing {
 
 // Descriptors that this process has open.
@@ -23,7 +25,7 @@ class NoDescriptors {
 
  private:
   rlimit before_{};
-  std::vector<int> taken_{};
+  std::vector<OwnFd> taken_{};
 };
 
 // While this lives, the process may have that many open.

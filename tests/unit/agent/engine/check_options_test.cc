@@ -6,7 +6,6 @@
 #include <string>
 
 #include "kvxfer/notification.h"
-#include "src/core/protocol/wire_format.h"
 #include "tests/support/status_macros.h"
 
 namespace kvxfer::testing {
