@@ -1,7 +1,9 @@
 // Paths that carry nothing, or carry it badly: unreachable, black hole, a slow rail.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -144,6 +146,67 @@ TEST(NetworkTcp, TargetComesLateBesideAnotherPath) {
   for (int i = 0; i < 10; ++i) EXPECT_EQ(carried(), "shm");
   proxy.SetTarget(pair.b.agent->listen_address());
   EXPECT_TRUE(Eventually(kAmple, [&] { return carried() == "tcp"; }));
+}
+
+// Both agents have dialled, each through a proxy, and one of the two lets nothing pass any more.
+class HalfOpen : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (size_t i = 0; i < 2; ++i) {
+      AgentOptions options = OptionsFor(TcpFlavour(), kNames[i]);
+      options.advertise = proxies_[i].address();
+      ASSERT_OK_AND_ASSIGN(nodes_[i], Node::Create(options, MemoryType::kAttached, kBytes));
+      proxies_[i].SetTarget(agent(i).listen_address());
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      ASSERT_OK_AND_ASSIGN(const std::string metadata, agent(1 - i).Metadata());
+      ASSERT_OK(agent(i).AddPeer(metadata));
+    }
+    for (size_t i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Writes(i, "both"));
+  }
+  Agent& agent(size_t i) { return *nodes_[i].agent; }
+  absl::StatusOr<Transfer> Write(size_t i, const std::string& word) {
+    const Descriptor local{nodes_[i].memory.address(), kBytes};
+    const Descriptor remote{nodes_[1 - i].memory.address(), kBytes};
+    return agent(i).Write(
+        kNames[1 - i],
+        DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
+        Telling(word));
+  }
+  void Writes(size_t i, const std::string& word) {
+    ASSERT_OK_AND_ASSIGN(const Transfer write, Write(i, word));
+    ASSERT_OK(write.Wait(kAmple));
+    ASSERT_OK_AND_ASSIGN(const Notification told, agent(1 - i).WaitNotification(kAmple));
+    EXPECT_EQ(told.payload, word);
+  }
+
+  static constexpr size_t kBytes = 64 * 1024;
+  static constexpr std::array<const char*, 2> kNames{"left", "right"};
+  std::array<TcpProxy, 2> proxies_;
+  std::array<Node, 2> nodes_;
+};
+
+// Expect the side whose own connection passes to go on, whichever of the two carries the control
+// frames, and the other one to go on when its connection passes again.
+TEST_F(HalfOpen, TheOtherDirectionGoesOn) {
+  for (size_t dead = 0; dead < 2; ++dead) {
+    SCOPED_TRACE(dead);
+    proxies_[1 - dead].Hold(true);  // `dead` has dialled it
+    ASSERT_OK_AND_ASSIGN(const Transfer waits, Write(dead, "late"));
+    const MachineDelay machine;
+    const Time start = Now();
+    for (int i = 0; i < Scaled(20); ++i) {
+      ASSERT_NO_FATAL_FAILURE(Writes(1 - dead, std::to_string(i)));
+    }
+    // Found once at each side, not with each transfer.
+    EXPECT_LE(Now() - start, Bound(seconds(3)) + machine.so_far());
+    EXPECT_EQ(waits.Poll(), TransferState::kActive);
+    proxies_[1 - dead].Hold(false);
+    EXPECT_OK(waits.Wait(kAmple));
+    ASSERT_OK_AND_ASSIGN(const Notification told, agent(1 - dead).WaitNotification(kAmple));
+    EXPECT_EQ(told.payload, "late");
+    for (size_t i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Writes(i, "both"));
+  }
 }
 
 }  // namespace

@@ -80,6 +80,14 @@ size_t TcpProxy::CutRail(uint32_t rail) {
   return count;
 }
 
+void TcpProxy::Hold(bool held) {
+  {
+    const std::lock_guard lock(mutex_);
+    held_ = held;
+  }
+  eventfd_write(wake_, 1);
+}
+
 size_t TcpProxy::Reset(const std::function<bool(const Direction&)>& chosen) {
   const std::lock_guard lock(mutex_);
   std::vector<int> asked;
@@ -151,6 +159,7 @@ void TcpProxy::Run() {
     {
       const std::lock_guard lock(mutex_);
       for (const auto& [fd, d] : directions_) {
+        if (held_) break;
         const bool space = !d.ended && d.pending.size() < kPending;
         const bool to_write = !directions_.at(d.to).pending.empty();
         fds.push_back(

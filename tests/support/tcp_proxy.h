@@ -1,4 +1,5 @@
-// Forwards TCP connections to an agent, and cuts them when told: all, or those of one rail.
+// Forwards TCP connections to an agent. When told, it cuts them (all, or those of one rail), or lets
+// nothing pass while they stay open.
 #ifndef KVXFER_TESTS_SUPPORT_TCP_PROXY_H_
 #define KVXFER_TESTS_SUPPORT_TCP_PROXY_H_
 
@@ -29,6 +30,8 @@ class TcpProxy {
   size_t Cut();
   // The same of the connections that are data streams of `rail`.
   size_t CutRail(uint32_t rail);
+  // Whether everything waits that is to pass, either way.
+  void Hold(bool held);
   // Control streams that were begun so far.
   size_t links() const { return links_; }
 
@@ -55,6 +58,7 @@ class TcpProxy {
   std::atomic<size_t> links_{0};
   std::mutex mutex_;  // guards what follows
   uint16_t target_port_ = 0;
+  bool held_ = false;
   std::map<int, Direction> directions_;  // by the descriptor read from
   std::thread thread_;
 };

@@ -324,6 +324,7 @@ void InboundHub::OnTimer(Time now) {
     }
   }
   for (const auto& [peer, shared] : shared_) {
+    shared->OnTimer(now);
     const Session& session = shared->session();
     if (session.state() != Session::State::kUnlinked || now - session.unlinked() < kSweepAfter) {
       continue;
@@ -342,6 +343,7 @@ Time InboundHub::NextTimer() const {
     next = std::min(next, link->heard + (link->session == nullptr ? hello_within : kSilence));
   }
   for (const auto& [peer, shared] : shared_) {
+    next = std::min(next, shared->NextTimer());
     const Session& session = shared->session();
     if (session.state() != Session::State::kUnlinked) continue;
     next = std::min(next, session.unlinked() + kSweepAfter);

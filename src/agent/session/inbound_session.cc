@@ -28,20 +28,8 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
   }
   InboundSession& session = *link.session;
   SharedSession& shared = *session.shared;
-  absl::Status status = shared.session().channel().OnAck(envelope->ack);
-  if (!status.ok()) return shared.Fail(status);
-  if (envelope->type == FrameType::kPing) {
-    auto ping = Decode<PingFrame>(envelope->body);
-    if (!ping.ok()) return shared.Fail(ping.status());
-    const std::string pong = shared.session().Message(FrameType::kPong, *ping);
-    // Lost for want of room: the next ping is answered.
-    link.endpoint->Send(std::as_bytes(std::span(pong)));
-    return;
-  }
-  if (envelope->type == FrameType::kFenceRail) return session.OnFenceRail(link, envelope->body);
-  if (envelope->sequence == 0) return;
-  status = shared.OnNumbered(*envelope);
-  if (!status.ok()) shared.Fail(status);
+  if (auto status = shared.OnMessage(link, *envelope); !status.ok()) return shared.Fail(status);
+  if (envelope->type == FrameType::kFenceRail) session.OnFenceRail(link, envelope->body);
 }
 
 void InboundHub::OnQuiet(const InboundSession& session, uint64_t question) {

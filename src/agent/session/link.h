@@ -95,7 +95,6 @@ class Link : public SessionLink {
   Time give_up{};         // for becoming up
   Time heard{};           // last message
   Time ping_at{};         // next ping
-  Time unanswered{};      // when the oldest unanswered ping went out; zero: none
 
  private:
   LinkUser* const user_;

@@ -95,9 +95,8 @@ void LinkKeeper::Heartbeat(Link& link, Time now, bool in_use) {
   }
   if (now < link.ping_at) return;
   const auto& options = parts_.runtime->options;
-  if (link.unanswered == Time{}) {
-    link.unanswered = now;
-  } else if (now - link.unanswered >= options.suspect_after - options.heartbeat) {
+  if (link.unanswered != Time{} &&
+      now - link.unanswered >= options.suspect_after - options.heartbeat) {
     parts_.runtime->presence.Suspect(
         parts_.peer->name, parts_.peer->incarnation,
         absl::UnavailableError(absl::StrCat(
@@ -106,8 +105,7 @@ void LinkKeeper::Heartbeat(Link& link, Time now, bool in_use) {
             std::chrono::duration_cast<std::chrono::milliseconds>(now - link.heard).count(),
             " ms (stopped, or cut off)")));
   }
-  const std::string ping = parts_.session->Message(FrameType::kPing, PingFrame{.nonce = 1});
-  link.endpoint->Send(std::as_bytes(std::span(ping)));
+  link.Ping(*parts_.session, now);
   link.ping_at = in_use || link.unanswered != now ? now + options.heartbeat
                                                   : NextIdlePing(now, options.heartbeat);
 }

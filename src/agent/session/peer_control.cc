@@ -52,15 +52,10 @@ void Peer::TakeEarly(Link& link) {
 }
 
 void Peer::OnInSession(Link& link, const Envelope& envelope) {
-  absl::Status status = session_.channel().OnAck(envelope.ack);
-  if (!status.ok()) return ProtocolError(link, status);
-  if (envelope.type == FrameType::kPong) {
-    link.unanswered = Time{};
-  } else if (envelope.type == FrameType::kRailFenced) {
+  absl::Status status = shared_.OnMessage(link, envelope);
+  if (status.ok() && envelope.type == FrameType::kRailFenced) {
     status = DecodeFor<RailFrame>(envelope.body,
                                   [&](auto& frame) { return keeper_.OnRailFenced(link, frame); });
-  } else if (envelope.sequence != 0) {
-    status = shared_.OnNumbered(envelope);
   }
   if (!status.ok()) ProtocolError(link, status);
 }

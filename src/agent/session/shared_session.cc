@@ -1,8 +1,10 @@
 #include "src/agent/session/shared_session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,12 @@ namespace {
 constexpr size_t kMaxGatheredBytes = 8 * 1024;
 
 }  // namespace
+
+void SessionLink::Ping(const Session& session, Time now) {
+  if (unanswered == Time{}) unanswered = now;
+  const std::string ping = session.Message(FrameType::kPing, PingFrame{.nonce = 1});
+  endpoint->Send(std::as_bytes(std::span(ping)));
+}
 
 SharedSession::SharedSession(User* user, Session::Party self, Session::Party peer)
     : user_(user),
@@ -50,7 +58,7 @@ void SharedSession::CloseUncarried(const absl::Status& why) {
 SessionLink* SharedSession::Best() const {
   if (session_.state() != Session::State::kLinked) return nullptr;
   const auto rank = [this](const SessionLink* link) {
-    return std::pair(link->backend, link->dialled != smaller_);
+    return std::tuple(link->avoided, link->backend, link->dialled != smaller_);
   };
   SessionLink* best = nullptr;
   for (SessionLink* const link : links_) {
@@ -64,7 +72,82 @@ bool SharedSession::PeerDialled() const {
       links_, [](const SessionLink* link) { return !link->dialled && link->open(); });
 }
 
+// --- links that answer nothing ---
+
+bool SharedSession::HasChoice() const {
+  if (session_.state() != Session::State::kLinked || links_.size() < 2) return false;
+  return std::ranges::count_if(
+             links_, [](const SessionLink* link) { return link->open() && link->carries; }) > 1;
+}
+
+Time SharedSession::NextTimer() const {
+  if (session_.channel().kept() == 0 || !HasChoice()) return Time::max();
+  return looked_ + kLook;
+}
+
+// An acknowledgement may take its time: it comes with the next message. But the pong behind a frame
+// acknowledges it.
+void SharedSession::OnTimer(Time now) {
+  if (now < NextTimer()) return;
+  looked_ = now;
+  const uint64_t oldest = session_.channel().oldest();
+  SessionLink& link = *Best();
+  if (std::exchange(waiting_, oldest) != oldest) {
+    pinged_ = false;
+  } else if (!std::exchange(pinged_, true)) {
+    link.Ping(session_, now);
+  } else if (link.unanswered == Time{}) {
+    SendAgain();  // it went over another link, as OPEN does beside the bytes of a small write
+  } else if (now - link.unanswered >= kAnswersWithin && !link.avoided) {
+    Avoid(link, now);
+  }
+}
+
+void SharedSession::Avoid(SessionLink& link, Time now) {
+  link.avoided = true;
+  if (Best()->avoided) return;  // none answers: the peer may have stopped
+  Log(LogLevel::kWarning,
+      "peer {}: no answer for {} ms over the connection that {} made ({}); another one carries "
+      "control frames until it answers",
+      session_.peer().name,
+      std::chrono::duration_cast<std::chrono::milliseconds>(now - link.unanswered).count(),
+      link.dialled ? "this agent" : "the peer", link.endpoint->Describe().path);
+  SendAgain();
+}
+
+void SharedSession::SendAgain() {
+  waiting_ = 0;
+  session_.channel().Rewind();
+  Flush(nullptr);
+}
+
+absl::Status SharedSession::OnPing(SessionLink& link, const Envelope& envelope) {
+  const auto ping = Decode<PingFrame>(envelope.body);
+  if (!ping.ok()) return ping.status();
+  // Lost for want of room: the next ping is answered.
+  const std::string pong = session_.Message(FrameType::kPong, *ping);
+  link.endpoint->Send(std::as_bytes(std::span(pong)));
+  // The peer is heard over it. Is it heard there?
+  if (link.avoided) link.Ping(session_, Now());
+  return absl::OkStatus();
+}
+
+void SharedSession::OnPong(SessionLink& link) {
+  link.unanswered = Time{};
+  if (!std::exchange(link.avoided, false)) return;
+  Log(LogLevel::kInfo, "peer {}: the connection that {} made ({}) answers again",
+      session_.peer().name, link.dialled ? "this agent" : "the peer",
+      link.endpoint->Describe().path);
+}
+
 // --- messages ---
+
+absl::Status SharedSession::OnMessage(SessionLink& link, const Envelope& envelope) {
+  if (auto status = session_.channel().OnAck(envelope.ack); !status.ok()) return status;
+  if (envelope.type == FrameType::kPing) return OnPing(link, envelope);
+  if (envelope.type == FrameType::kPong) OnPong(link);
+  return envelope.sequence == 0 ? absl::OkStatus() : OnNumbered(envelope);
+}
 
 absl::Status SharedSession::OnNumbered(const Envelope& envelope) {
   absl::Status status =

@@ -2,6 +2,10 @@
 // the agent initiates, and InboundSession, for what it is the target of. Control frames of both
 // halves go over the best link that is up and carries them, whoever dialled it.
 //
+// A link that answers nothing is avoided while another one carries: a path may let nothing through
+// and stay open. Where frames wait for their acknowledgement, the link that they take is pinged; if
+// no answer comes, they are sent again over another one.
+//
 // The session ends for both halves at once. Each closes its links; when the last one is down,
 // nothing can land any more, and the next session may begin.
 //
@@ -10,6 +14,7 @@
 #ifndef KVXFER_AGENT_SESSION_SHARED_SESSION_H_
 #define KVXFER_AGENT_SESSION_SHARED_SESSION_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -38,11 +43,15 @@ class SessionLink : public EndpointUser {
   virtual bool open() const = 0;
   // kDown follows. Does nothing to one that is closing.
   virtual void Close(const absl::Status& why) = 0;
+  // Asks for a pong. What finds no room is sent with the next one.
+  void Ping(const Session& session, Time now);
 
   const size_t backend;  // its place in Runtime::backends
   const bool dialled;    // by this agent
   const bool carries;    // control frames too, as AgentOptions::control has it; else only data
   std::unique_ptr<Endpoint> endpoint;
+  Time unanswered{};     // when the oldest unanswered ping went out; zero: none
+  bool avoided = false;  // it answers nothing: frames take another link, if there is one
 };
 
 class SessionHalf {
@@ -111,9 +120,19 @@ class SharedSession {
   // The peer has a connection of its own to this agent.
   bool PeerDialled() const;
 
+  // Finds out whether the link that frames take still answers.
+  void OnTimer(Time now);
+  Time NextTimer() const;
+  // Between two looks at frames that wait for their acknowledgement. The second one pings.
+  static constexpr Duration kLook = std::chrono::milliseconds(100);
+  // A link without an answer for so long is avoided: a hundred times what a network takes.
+  static constexpr Duration kAnswersWithin = std::chrono::milliseconds(300);
+
   // --- messages ---
-  // One with a number. An error: the peer broke the protocol; see Fail.
-  absl::Status OnNumbered(const Envelope& envelope);
+  // One that came over a link that is up. Those that are about this link alone (a rail and its
+  // fence) are not handled here, except for their acknowledgement. An error: the peer broke the
+  // protocol; see Fail.
+  absl::Status OnMessage(SessionLink& link, const Envelope& envelope);
   // Sends what there is, as far as there is space. `over`: the link to take, if it carries; null:
   // the best one. `answers_wait`: nothing, if there are only answers to what the peer initiates.
   void Flush(SessionLink* over, bool answers_wait = false);
@@ -125,9 +144,16 @@ class SharedSession {
   void End(const absl::Status& why, Ends which);
 
  private:
-  // The same for both ends, where both have the same backends: of two links over one backend, that
-  // which the smaller incarnation dialled. So a conversation stays on one connection.
+  // The same for both ends, where both have the same backends and all links answer: of two links
+  // over one backend, that which the smaller incarnation dialled. So a conversation stays on one
+  // connection.
   SessionLink* Best() const;
+  bool HasChoice() const;
+  void Avoid(SessionLink& link, Time now);
+  void SendAgain();
+  absl::Status OnPing(SessionLink& link, const Envelope& envelope);
+  void OnPong(SessionLink& link);
+  absl::Status OnNumbered(const Envelope& envelope);
   absl::Status Pass(const ReliableChannel::Incoming& frame);
   void CloseUncarried(const absl::Status& why);
   void RenewIfOver();
@@ -139,6 +165,10 @@ class SharedSession {
   SessionHalf* target_ = nullptr;
   std::deque<InitiatorHalf*> initiators_;  // the first is active
   size_t holders_ = 0;
+
+  Time looked_{};
+  uint64_t waiting_ = 0;  // the oldest frame that had no acknowledgement then; 0: none
+  bool pinged_ = false;   // for its sake
 };
 
 }  // namespace kvxfer

@@ -54,6 +54,8 @@ class ReliableChannel {
   // gets one.
   void Rewind();
   size_t kept() const { return kept_.size(); }
+  // The number of the oldest frame that is kept; 0: none.
+  uint64_t oldest() const { return kept_.empty() ? 0 : kept_.front().sequence; }
   size_t kept_bytes() const { return kept_bytes_; }
 
   // --- receiving ---

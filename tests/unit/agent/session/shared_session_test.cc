@@ -6,7 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -251,6 +254,138 @@ TEST_F(SharedSessionTest, AnswersWaitForWhatThisSideInitiates) {
   EXPECT_EQ(link.Sent().size(), 1u);
 }
 
+// --- links that answer nothing ---
+
+class Silence : public SharedSessionTest {
+ protected:
+  Silence() {
+    shared_.OnLinkUp(best_);
+    shared_.OnLinkUp(other_);
+    Say();
+    shared_.Flush(nullptr);
+    EXPECT_EQ(best_.Sent(), kFrame);
+  }
+  // Its timers, for as long as there are any.
+  void Pass(Duration time) {
+    const Time end = now_ + time;
+    for (Time next = shared_.NextTimer(); next <= end; next = shared_.NextTimer()) {
+      now_ = std::max(now_, next);
+      shared_.OnTimer(now_);
+    }
+    now_ = end;
+  }
+  void Pong(BareLink& link, uint64_t acknowledged) {
+    EXPECT_OK(shared_.OnMessage(
+        link, {.type = FrameType::kPong, .ack = acknowledged, .body = std::as_bytes(std::span(body_))}));
+  }
+  void Ping(BareLink& link) {
+    EXPECT_OK(shared_.OnMessage(
+        link, {.type = FrameType::kPing, .body = std::as_bytes(std::span(body_))}));
+  }
+
+  using Types = std::vector<FrameType>;
+  const Types kFrame{FrameType::kQuiet};
+  const Types kPing{FrameType::kPing};
+  const std::string body_ = Encode(PingFrame{.nonce = 1});
+  Time now_ = Now();
+  BareLink best_{0, true};
+  BareLink other_{0, false};
+};
+
+TEST_F(Silence, FramesAreSentAgainOverALinkThatAnswers) {
+  Pass(SharedSession::kLook);
+  EXPECT_EQ(best_.Sent(), kPing);
+  Pass(SharedSession::kAnswersWithin - Duration(1));
+  EXPECT_TRUE(other_.Sent().empty());
+  Pass(SharedSession::kLook);
+  EXPECT_EQ(other_.Sent(), kFrame);
+  EXPECT_TRUE(best_.Sent().empty());
+  // Expect what follows to take the same link, until the first one answers.
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_EQ(other_.Sent(), kFrame);
+  Pong(best_, 2);
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_EQ(best_.Sent(), kFrame);
+}
+
+TEST_F(Silence, AnAnswerIsEnough) {
+  Pass(SharedSession::kLook);
+  EXPECT_EQ(best_.Sent(), kPing);
+  Pong(best_, 1);
+  EXPECT_EQ(shared_.NextTimer(), Time::max()) << "nothing waits";
+  // Expect one question for each frame that waits, not for each look.
+  for (int i = 0; i < 10; ++i) {
+    Say();
+    shared_.Flush(nullptr);
+    EXPECT_EQ(best_.Sent(), kFrame);
+    Pass(2 * SharedSession::kLook);
+    EXPECT_EQ(best_.Sent(), kPing);
+    Pong(best_, 2 + static_cast<uint64_t>(i));
+  }
+  Pass(std::chrono::seconds(1));
+  EXPECT_TRUE(best_.Sent().empty());
+  EXPECT_TRUE(other_.Sent().empty());
+}
+
+// Expect no question where its answer would change nothing.
+TEST_F(Silence, WithoutAChoiceNobodyIsAsked) {
+  other_.is_open = false;
+  EXPECT_EQ(shared_.NextTimer(), Time::max());
+  other_.is_open = true;
+  EXPECT_NE(shared_.NextTimer(), Time::max());
+  Lose(other_);
+  EXPECT_EQ(shared_.NextTimer(), Time::max());
+  BareLink data(0, false, false);
+  shared_.OnLinkUp(data);
+  EXPECT_EQ(shared_.NextTimer(), Time::max());
+}
+
+// The peer has stopped. Expect the frames over each link once, not again and again.
+TEST_F(Silence, NoLinkAnswers) {
+  Pass(std::chrono::seconds(10));
+  EXPECT_EQ(best_.Sent(), kPing);
+  EXPECT_EQ(other_.Sent(), (Types{FrameType::kQuiet, FrameType::kPing}));
+  Pong(other_, 0);
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_EQ(other_.Sent(), kFrame);
+}
+
+// OPEN goes over the link of its bytes; the link that is asked did not have it.
+TEST_F(Silence, WhatWentOverAnotherLinkIsSentAgain) {
+  Pong(best_, 1);
+  Say();
+  shared_.Flush(&other_);
+  EXPECT_EQ(other_.Sent(), kFrame);
+  Pass(2 * SharedSession::kLook);
+  EXPECT_EQ(best_.Sent(), kPing);
+  Pong(best_, 1);
+  Pass(SharedSession::kLook);
+  EXPECT_EQ(best_.Sent(), kFrame);
+}
+
+// A ping for which there was no room is never answered, so it is sent again once the peer is heard.
+TEST_F(Silence, AFullLinkIsFoundToAnswerAgain) {
+  best_.wire().messages = 0;
+  Pass(std::chrono::seconds(1));
+  EXPECT_EQ(other_.Sent(), (Types{FrameType::kQuiet, FrameType::kPing}));
+  best_.wire().messages = 100;
+  Ping(best_);
+  EXPECT_EQ(best_.Sent(), (Types{FrameType::kPong, FrameType::kPing}));
+  Pong(best_, 1);
+  Say();
+  shared_.Flush(nullptr);
+  EXPECT_EQ(best_.Sent(), kFrame);
+}
+
+TEST_F(Silence, APingIsAnsweredOverItsLink) {
+  Ping(other_);
+  EXPECT_EQ(other_.Sent(), Types{FrameType::kPong});
+  EXPECT_FALSE(shared_.OnMessage(other_, {.type = FrameType::kPing}).ok());
+}
+
 // Frames of either half are acknowledged together, and an acknowledgement is not acknowledged.
 TEST_F(SharedSessionTest, OneStreamOfAcknowledgements) {
   BareLink link(0, true);
@@ -261,7 +396,7 @@ TEST_F(SharedSessionTest, OneStreamOfAcknowledgements) {
     shared_.Flush(nullptr);
     EXPECT_TRUE(link.Sent().empty());
     const FrameType type = i % 2 == 0 ? FrameType::kOpen : FrameType::kReleased;
-    EXPECT_OK(shared_.OnNumbered(Numbered(type)));
+    EXPECT_OK(shared_.OnMessage(link, Numbered(type)));
   }
   shared_.Flush(nullptr);
   EXPECT_EQ(link.Sent(), std::vector<FrameType>{FrameType::kAck});
@@ -274,17 +409,17 @@ TEST_F(SharedSessionTest, EachFrameIsForOneHalf) {
   shared_.SetTarget(&target_);
   shared_.Enter(&initiator_);
   shared_.OnLinkUp(link);
-  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kOpen)));
+  EXPECT_OK(shared_.OnMessage(link, Numbered(FrameType::kOpen)));
   EXPECT_EQ(Log(), (Lines{"target takes 4", "target acts"}));
-  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kReleased)));
+  EXPECT_OK(shared_.OnMessage(link, Numbered(FrameType::kReleased)));
   EXPECT_EQ(Log(), (Lines{"initiator takes 10", "initiator acts", "target acts"}));
   // Expect an answer to be told before what the peer began after it, also where both waited for a
   // frame before them.
   const Envelope missing = Numbered(FrameType::kOpen);
-  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kReleased)));
-  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kOpen)));
+  EXPECT_OK(shared_.OnMessage(link, Numbered(FrameType::kReleased)));
+  EXPECT_OK(shared_.OnMessage(link, Numbered(FrameType::kOpen)));
   EXPECT_EQ(Log(), (Lines{"target acts", "target acts"}));
-  EXPECT_OK(shared_.OnNumbered(missing));
+  EXPECT_OK(shared_.OnMessage(link, missing));
   EXPECT_EQ(Log(), (Lines{"target takes 4", "initiator takes 10", "initiator acts",
                           "target takes 4", "target acts"}));
 }
@@ -292,8 +427,8 @@ TEST_F(SharedSessionTest, EachFrameIsForOneHalf) {
 TEST_F(SharedSessionTest, FramesForAHalfThatIsNotThere) {
   BareLink link(0, false);
   shared_.OnLinkUp(link);
-  EXPECT_FALSE(shared_.OnNumbered(Numbered(FrameType::kOpen)).ok());
-  EXPECT_FALSE(shared_.OnNumbered(Numbered(FrameType::kReleased)).ok());
+  EXPECT_FALSE(shared_.OnMessage(link, Numbered(FrameType::kOpen)).ok());
+  EXPECT_FALSE(shared_.OnMessage(link, Numbered(FrameType::kReleased)).ok());
 }
 
 TEST_F(SharedSessionTest, ItEndsForBothHalvesAndBeginsAgainWhenItsLinksAreDown) {
@@ -313,7 +448,7 @@ TEST_F(SharedSessionTest, ItEndsForBothHalvesAndBeginsAgainWhenItsLinksAreDown) 
   shared_.Flush(nullptr);
   EXPECT_TRUE(own.Sent().empty());
   EXPECT_FALSE(shared_.linked());
-  EXPECT_OK(shared_.OnNumbered(Numbered(FrameType::kOpen)));
+  EXPECT_OK(shared_.OnMessage(own, Numbered(FrameType::kOpen)));
   EXPECT_EQ(Log(), (Lines{"target acts"}));
   Lose(own);
   EXPECT_TRUE(Log().empty());
