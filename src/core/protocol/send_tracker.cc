@@ -66,6 +66,7 @@ void SendTracker::Orphan(Transfer& transfer, Time now) {
     AdvanceEnd(transfer, now);
   } else if (transfer.state() == SendState::kUnanswered) {
     if (transfer.counted() && transfer.slices() > 0) Act(Action::Kind::kOrphan, transfer);
+    if (transfer.request().from_lent) Act(Action::Kind::kQuiet, transfer);
     Set(transfer, transfer.ops() > 0 ? SendState::kMoving : SendState::kGone);
   }
 }

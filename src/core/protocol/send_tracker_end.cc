@@ -227,7 +227,8 @@ void SendTracker::End(Transfer& transfer, TransferState state, const absl::Statu
                          .slots = transfer.book().End(slots_.pool())};
   // The target need not be asked about a transfer of which it has seen nothing and that has no
   // number.
-  const bool asks = transfer.opened() || transfer.order() != 0 || !abort.slots.empty();
+  const bool asks = transfer.opened() || transfer.order() != 0 || !abort.slots.empty() ||
+                    (transfer.request().from_lent && transfer.slices() > 0);
   if (asks) {
     channel_->Push(FrameType::kAbort, abort);
   } else {
@@ -253,9 +254,11 @@ void SendTracker::AdvanceEnd(Transfer& transfer, Time now) {
   if (transfer.ops() > 0 && transfer.end().ops_in_time(now)) return;
   const bool asked = transfer.state() == SendState::kAborting;
   if (asked && !late) return;
-  // Only bytes that were sent, and that land by themselves, can still come after this.
+  // Only bytes that were sent, and that land by themselves, can still come after this; and the
+  // target may still send out of a buffer that it has lent. With the session it is its own again.
   const bool orphaned = transfer.state() == SendState::kOrphaned;
-  const bool unheard = (asked || orphaned) && transfer.counted() && transfer.slices() > 0;
+  const bool lands = transfer.counted() && transfer.slices() > 0;
+  const bool unheard = (lands && (asked || orphaned)) || (transfer.request().from_lent && asked);
   --ending_;
   Tell(transfer, transfer.end().state(), transfer.end().why(), DeliveryOf(transfer),
        unheard || transfer.ops() > 0);

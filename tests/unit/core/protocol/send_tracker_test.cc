@@ -431,6 +431,54 @@ TEST_F(SendTrackerTest, StagedOpsAreAbandonedOnTime) {
 
 // --- rails and connections ---
 
+// The target lends the buffer to others as soon as this side gives it back. Expect it to be asked
+// first whether it still sends out of it.
+TEST_F(SendTrackerTest, ALentBufferIsReadUntilTheTargetSaysOtherwise) {
+  const auto lent = [](uint64_t id) {
+    SendTracker::Request request = Silent(Copied(id));
+    request.from_lent = true;
+    return request;
+  };
+  // One whose reads are over at this side.
+  Transfer& read = Begin(lent(1));
+  Post(read, 0);
+  Cancel(read);
+  EXPECT_EQ(Said(), Types{FrameType::kAbort});
+  tracker_.OnCompleted(read, kNow);
+  EXPECT_EQ(Done(), Kinds{Kind::kStop}) << "the answer is awaited";
+  ASSERT_OK(Aborted(1));
+  EXPECT_EQ(Done(), (Kinds{Kind::kEnd, Kind::kForget}));
+  EXPECT_FALSE(EndOf(1).quarantined);
+  // One that has read nothing.
+  Cancel(Begin(lent(2)));
+  EXPECT_EQ(Said(), Types{});
+  EXPECT_EQ(Done(), (Kinds{Kind::kStop, Kind::kEnd, Kind::kForget}));
+  EXPECT_FALSE(EndOf(2).quarantined);
+  // Two without an answer in time: one has it later, the session of the other is lost.
+  for (const uint64_t id : {3u, 4u}) {
+    Transfer& late = Begin(lent(id));
+    Post(late, 0);
+    Cancel(late);
+    tracker_.OnCompleted(late, kNow);
+  }
+  Done();
+  tracker_.OnTime(kNow + kGrace);
+  EXPECT_EQ(Done(), (Kinds{Kind::kEnd, Kind::kEnd}));
+  EXPECT_TRUE(EndOf(3).quarantined);
+  EXPECT_TRUE(EndOf(4).quarantined);
+  ASSERT_OK(Aborted(3));
+  EXPECT_EQ(Done(), (Kinds{Kind::kQuiet, Kind::kForget}));
+  tracker_.OnSessionLost(kWhy, kNow + kGrace);
+  EXPECT_EQ(Done(), (Kinds{Kind::kQuiet, Kind::kForget}));
+  // With its session the buffer is the target's own again.
+  Transfer& lost = Begin(lent(5));
+  Post(lost, 0);
+  tracker_.OnSessionLost(kWhy, kNow);
+  tracker_.OnCompleted(lost, kNow);
+  Done();
+  EXPECT_FALSE(EndOf(5).quarantined);
+}
+
 TEST_F(SendTrackerTest, AnOpThatFailedAloneFailsItsTransfer) {
   Transfer& write = Begin(Counted(1));
   Post(write, 0, false);
