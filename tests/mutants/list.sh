@@ -24,6 +24,7 @@ one_cc=src/core/protocol/send_transfer.cc
 session=src/core/protocol/session.cc
 table_of_session=src/core/protocol/session.h
 target=src/core/protocol/target_session.cc
+watch=src/core/protocol/frame_watch.cc
 
 mutant "no drain before DISCARDED is answered" $tracker \
   'return Annotate(s, "DISCARD");
@@ -195,7 +196,7 @@ mutant "the lease is confirmed before all is read" $tracks \
 mutant "a lost session leaves the delivery certain" $tracks \
   '    transfer.end().LoseAnswer();' ''
 mutant "what was told before the session was lost is no orphan" $tracks \
-  'if (transfer.counted() && transfer.slices() > 0) Act(Action::Kind::kOrphan, transfer);' ''
+  'if (lands) Act(Action::Kind::kOrphan, transfer);' ''
 mutant "a new session keeps the slots of the old one" $tracks \
   '  slots_.Clear();' ''
 mutant "a new session goes on with the old numbers" $tracks \
@@ -241,16 +242,25 @@ mutant "credit of an aborted notification is lost" $ends \
     credit_.Return(transfer->request().notification);
   }' '  }'
 mutant "quiet is not told" $ends \
-  '    Act(Action::Kind::kQuiet, *transfer);' ''
+  '    if (transfer->ops() == 0) Act(Action::Kind::kQuiet, *transfer);' ''
 mutant "a second end makes more time" $end \
   'by_ = std::min(by_, by);' 'by_ = by;'
 mutant "an end has all the time of its deadline" $end_rule \
   'return std::min(deadline, now + grace);' 'return deadline;'
 mutant "the target is not asked about what it knows" $ends \
-  'transfer.opened() || transfer.order() != 0 || !abort.slots.empty();' 'transfer.order() != 0;'
+  'transfer.opened() || transfer.order() != 0 || !abort.slots.empty() ||' \
+  'transfer.order() != 0 ||'
 mutant "a number is not taken back" $ends \
-  'transfer.opened() || transfer.order() != 0 || !abort.slots.empty();' \
-  'transfer.opened() || !abort.slots.empty();'
+  'transfer.opened() || transfer.order() != 0 || !abort.slots.empty() ||' \
+  'transfer.opened() || !abort.slots.empty() ||'
+mutant "a lent buffer is given back while the target may send out of it" $ends \
+  '(transfer.request().from_lent && transfer.slices() > 0)' 'false'
+mutant "a lent buffer is given back at the deadline, without an answer" $ends \
+  'asked && transfer.request().from_lent);' 'false);'
+mutant "quiet before the target has answered" $ends \
+  'if (transfer.state() == SendState::kMoving) Act' 'if (transfer.ended()) Act'
+mutant "quiet while ops are in flight" $ends \
+  'if (transfer->ops() == 0) Act' 'Act'
 mutant "told without the target's word before time is up" $ends \
   '  if (asked && !late) return;' ''
 mutant "told while ops are in flight" $ends \
@@ -258,7 +268,7 @@ mutant "told while ops are in flight" $ends \
 mutant "ops that a device keeps are waited for without end" $ends \
   'std::max(by, now) + kOpsReturnWithin' 'Time::max()'
 mutant "quarantine forgotten" $ends \
-  'unheard || transfer.ops() > 0);' 'transfer.ops() > 0);'
+  'unheard || transfer.ops() > 0,' 'transfer.ops() > 0,'
 mutant "an unknown delivery told as none" $ends \
   'return unknown && transfer.opened() ?' 'return unknown && transfer.ops() > 99 ?'
 mutant "the owner of a lease is not told of a read given up" $ends \
@@ -461,3 +471,14 @@ mutant "credit is told with each notification" $target \
 mutant "credit of bytes is never told" $target \
   ' ||
                    now.bytes - credit_.bytes > CreditByteStep(limits_.notification_bytes)' ''
+mutant "a frame is asked about at once" $watch \
+  'pinged_ = Time{};
+    return Step::kNone;' 'pinged_ = now;
+    return Step::kPing;'
+mutant "a link is asked at every look" $watch 'if (pinged_ == Time{}) {' 'if (carrier.owes || pinged_ == Time{}) {'
+mutant "a frame is not sent again to a link that answers" $watch \
+  'if (!carrier.owes) return Step::kSendAgain;' ''
+mutant "a link has no time to answer" $watch 'now - pinged_ >= kAnswersWithin' 'now > pinged_'
+mutant "a link is avoided again and again" $watch 'late && !carrier.avoided' 'late'
+mutant "looked at for ever where nobody answers" $watch \
+  'if (carrier.owes && carrier.avoided) return Time::max();' ''

@@ -1,5 +1,5 @@
-// Forwards TCP connections to an agent. When told, it cuts them (all, or those of one rail), or lets
-// nothing pass while they stay open.
+// Forwards TCP connections to an agent. When told, it cuts them (all, or those of one rail), or
+// lets nothing pass while they stay open.
 #ifndef KVXFER_TESTS_SUPPORT_TCP_PROXY_H_
 #define KVXFER_TESTS_SUPPORT_TCP_PROXY_H_
 

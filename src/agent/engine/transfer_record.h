@@ -76,6 +76,7 @@ class TransferRecord {
   Time deadline{};                        // of CLOCK_MONOTONIC
   bool cuda = false;                      // some of the memory is GPU memory
   bool child = false;                     // the stager made it
+  bool from_lent = false;                 // and it reads out of a buffer that the target has lent
   std::shared_ptr<TransferRecord> whole;  // the record of the group that this is a member of
   std::unique_ptr<TransferGroup> group;   // set in the record of a group
   // How handles find the agent; expired once it is gone.

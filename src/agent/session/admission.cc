@@ -64,8 +64,7 @@ absl::Status Admission::Begin(const TransferPtr& record, Link* link) {
       .deadline = record->deadline,
       .staged = added.staged,
       .may_hang = record->cuda && !added.staged && parts_.runtime->CopiesItself(link->backend),
-      .from_lent = record->child && record->kind == TransferKind::kRead &&
-                   !parts_.runtime->CopiesItself(link->backend),
+      .from_lent = record->from_lent && !parts_.runtime->CopiesItself(link->backend),
       .context = &added};
   if (request.moves) request.lanes = PrepareData(added);
   const bool posts = request.moves || request.held;

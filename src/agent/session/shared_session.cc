@@ -82,24 +82,21 @@ bool SharedSession::HasChoice() const {
 
 Time SharedSession::NextTimer() const {
   if (session_.channel().kept() == 0 || !HasChoice()) return Time::max();
-  return looked_ + kLook;
+  return watch_.NextLook(Best()->health());
 }
 
-// An acknowledgement may take its time: it comes with the next message. But the pong behind a frame
-// acknowledges it.
 void SharedSession::OnTimer(Time now) {
   if (now < NextTimer()) return;
-  looked_ = now;
-  const uint64_t oldest = session_.channel().oldest();
   SessionLink& link = *Best();
-  if (std::exchange(waiting_, oldest) != oldest) {
-    pinged_ = false;
-  } else if (!std::exchange(pinged_, true)) {
-    link.Ping(session_, now);
-  } else if (link.unanswered == Time{}) {
-    SendAgain();  // it went over another link, as OPEN does beside the bytes of a small write
-  } else if (now - link.unanswered >= kAnswersWithin && !link.avoided) {
-    Avoid(link, now);
+  switch (watch_.Look(session_.channel().oldest(), link.health(), now)) {
+    case FrameWatch::Step::kNone:
+      return;
+    case FrameWatch::Step::kPing:
+      return link.Ping(session_, now);
+    case FrameWatch::Step::kAvoid:
+      return Avoid(link, now);
+    case FrameWatch::Step::kSendAgain:
+      return SendAgain();
   }
 }
 
@@ -116,7 +113,7 @@ void SharedSession::Avoid(SessionLink& link, Time now) {
 }
 
 void SharedSession::SendAgain() {
-  waiting_ = 0;
+  watch_.Restart();
   session_.channel().Rewind();
   Flush(nullptr);
 }
@@ -172,7 +169,8 @@ absl::Status SharedSession::Pass(const ReliableChannel::Incoming& frame) {
 }
 
 void SharedSession::Flush(SessionLink* over, bool answers_wait) {
-  SessionLink* const link = over != nullptr && over->carries ? over : Best();
+  const bool takes_it = over != nullptr && over->carries && !over->health().owes;
+  SessionLink* const link = takes_it ? over : Best();
   if (link == nullptr) return;
   ReliableChannel& channel = session_.channel();
   if (answers_wait && channel.AllToSend([](FrameType type) { return !IsFromInitiator(type); })) {

@@ -3,8 +3,7 @@
 // halves go over the best link that is up and carries them, whoever dialled it.
 //
 // A link that answers nothing is avoided while another one carries: a path may let nothing through
-// and stay open. Where frames wait for their acknowledgement, the link that they take is pinged; if
-// no answer comes, they are sent again over another one.
+// and stay open. FrameWatch finds it out; what waits is sent again over another one.
 //
 // The session ends for both halves at once. Each closes its links; when the last one is down,
 // nothing can land any more, and the next session may begin.
@@ -14,7 +13,6 @@
 #ifndef KVXFER_AGENT_SESSION_SHARED_SESSION_H_
 #define KVXFER_AGENT_SESSION_SHARED_SESSION_H_
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -26,6 +24,7 @@
 #include "kvxfer/backend.h"
 #include "src/agent/engine/runtime.h"
 #include "src/core/base/clock.h"
+#include "src/core/protocol/frame_watch.h"
 #include "src/core/protocol/session.h"
 
 namespace kvxfer {
@@ -43,14 +42,15 @@ class SessionLink : public EndpointUser {
   virtual bool open() const = 0;
   // kDown follows. Does nothing to one that is closing.
   virtual void Close(const absl::Status& why) = 0;
-  // Asks for a pong. What finds no room is sent with the next one.
+  // Asks for a pong. Without room for it the link owes one all the same, until a later ping.
   void Ping(const Session& session, Time now);
 
   const size_t backend;  // its place in Runtime::backends
   const bool dialled;    // by this agent
   const bool carries;    // control frames too, as AgentOptions::control has it; else only data
   std::unique_ptr<Endpoint> endpoint;
-  Time unanswered{};     // when the oldest unanswered ping went out; zero: none
+  Time unanswered{};  // when the oldest unanswered ping went out; zero: none
+  FrameWatch::Carrier health() const { return {.owes = unanswered != Time{}, .avoided = avoided}; }
   bool avoided = false;  // it answers nothing: frames take another link, if there is one
 };
 
@@ -123,18 +123,15 @@ class SharedSession {
   // Finds out whether the link that frames take still answers.
   void OnTimer(Time now);
   Time NextTimer() const;
-  // Between two looks at frames that wait for their acknowledgement. The second one pings.
-  static constexpr Duration kLook = std::chrono::milliseconds(100);
-  // A link without an answer for so long is avoided: a hundred times what a network takes.
-  static constexpr Duration kAnswersWithin = std::chrono::milliseconds(300);
 
   // --- messages ---
   // One that came over a link that is up. Those that are about this link alone (a rail and its
   // fence) are not handled here, except for their acknowledgement. An error: the peer broke the
   // protocol; see Fail.
   absl::Status OnMessage(SessionLink& link, const Envelope& envelope);
-  // Sends what there is, as far as there is space. `over`: the link to take, if it carries; null:
-  // the best one. `answers_wait`: nothing, if there are only answers to what the peer initiates.
+  // Sends what there is, as far as there is space. `over`: the link to take, if it carries and owes
+  // no pong; null: the best one. `answers_wait`: nothing, if there are only answers to what the
+  // peer initiates.
   void Flush(SessionLink* over, bool answers_wait = false);
 
   // --- the end ---
@@ -165,10 +162,7 @@ class SharedSession {
   SessionHalf* target_ = nullptr;
   std::deque<InitiatorHalf*> initiators_;  // the first is active
   size_t holders_ = 0;
-
-  Time looked_{};
-  uint64_t waiting_ = 0;  // the oldest frame that had no acknowledgement then; 0: none
-  bool pinged_ = false;   // for its sake
+  FrameWatch watch_{};  // while there is a choice of links
 };
 
 }  // namespace kvxfer

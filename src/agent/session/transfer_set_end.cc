@@ -115,7 +115,7 @@ void TransferSet::Publish(Outbound& outbound, const SendTracker::Action& end) {
       .delivery = end.delivery,
       .quarantined = end.quarantined || stager_.Outstanding(record),
       .stats = std::move(stats)};
-  if (record->child) stager_.OnChildEnd(record->id, published);
+  if (record->child) stager_.OnChildEnd(record->id, published, end.lent_in_use);
   runtime_->Publish(record, std::move(published));
 }
 
@@ -155,8 +155,8 @@ void TransferSet::Forget(Outbound& outbound) {
 // there, may still copy for it: then OnSettled follows, or its last completion.
 void TransferSet::ClearQuarantine(const TransferPtr& record, bool arrived) {
   const Outbound* const outbound = FindOutbound(*tracker_, record->id);
-  const bool moving = outbound != nullptr && outbound->moving();
-  if (!moving && !stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
+  if (outbound != nullptr && outbound->moving()) return;
+  if (!stager_.Outstanding(record)) runtime_->ClearQuarantine(record);
   if (record->child) stager_.OnChildQuiet(record->id, arrived);
 }
 

@@ -178,6 +178,7 @@ absl::Status Stager::StartChild(uint64_t child, StagedOp& op) {
   record->posted = runtime_->now;
   record->deadline = whole.deadline;
   record->child = true;
+  record->from_lent = !write && op.answers;
   if (auto status = user_->BeginChild(record, outbound.link); !status.ok()) return status;
   op.step = Step::kChild;
   // If the target sees the arrival, it learns beforehand what to copy, and copies as soon as the
@@ -200,12 +201,14 @@ void Stager::PushStage(uint64_t child, const StagedOp& op, StageWhen when) {
   channel_->Push(FrameType::kStage, frame);
 }
 
-void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end) {
+void Stager::OnChildEnd(uint64_t child, const internal::TransferRecord::End& end,
+                        bool lent_in_use) {
   const auto it = ops_.find(child);
   if (it == ops_.end()) return;
   StagedOp& op = it->second;
   if (end.state != TransferState::kDone) {
-    return Finish(child, op.why.ok() ? end.status : op.why, end.quarantined);
+    const Left left = end.quarantined ? Left::kBytes : lent_in_use ? Left::kLent : Left::kNothing;
+    return Finish(child, op.why.ok() ? end.status : op.why, left);
   }
   const bool write = op.whole->kind == TransferKind::kWrite;
   if (write && op.answers) {
@@ -249,15 +252,15 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
   return absl::OkStatus();
 }
 
-// Returns the op's buffers, except a lent one that may still receive bytes.
-void Stager::Finish(uint64_t child, absl::Status status, bool unsettled) {
+// Returns the op's buffers, except a lent one that is still in use.
+void Stager::Finish(uint64_t child, absl::Status status, Left left) {
   StagedOp op = std::move(ops_.at(child));
   ops_.erase(child);
   if (op.own.has_value()) GiveOwn(*op.own);
-  if (op.lent.has_value() && !unsettled) GiveLent(*op.lent);
-  if (unsettled) {
-    ++outstanding_[op.whole];
-    unsettled_.emplace(child, Unsettled{.whole = op.whole,
+  if (op.lent.has_value() && left == Left::kNothing) GiveLent(*op.lent);
+  if (left == Left::kBytes) ++outstanding_[op.whole];
+  if (left != Left::kNothing) {
+    unsettled_.emplace(child, Unsettled{.whole = left == Left::kBytes ? op.whole : nullptr,
                                         .lent = op.lent,
                                         .told = op.told && op.answers,
                                         .staged = op.answer.has_value()});
@@ -333,7 +336,7 @@ void Stager::LetGo(std::map<uint64_t, Unsettled>::iterator it) {
   const Unsettled unsettled = std::move(it->second);
   unsettled_.erase(it);
   if (unsettled.lent.has_value()) GiveLent(*unsettled.lent);
-  Settle(unsettled.whole);
+  if (unsettled.whole != nullptr) Settle(unsettled.whole);
 }
 
 void Stager::OnChildQuiet(uint64_t child, bool arrived) {
@@ -348,7 +351,7 @@ void Stager::OnChildQuiet(uint64_t child, bool arrived) {
 void Stager::OnQuiet() {
   std::vector<TransferPtr> settled;
   std::erase_if(unsettled_, [&](const auto& entry) {
-    if (entry.second.past) settled.push_back(entry.second.whole);
+    if (entry.second.past && entry.second.whole) settled.push_back(entry.second.whole);
     return entry.second.past;
   });
   for (const TransferPtr& whole : settled) Settle(whole);
@@ -369,7 +372,7 @@ void Stager::OnSessionEnd() {
     Finish(child,
            absl::UnavailableError(absl::StrCat("the session with peer ", regions_->peer(),
                                                " ended while it copied into its GPU's memory")),
-           write);
+           write ? Left::kBytes : Left::kNothing);
   }
   for (auto& [child, unsettled] : unsettled_) {
     unsettled.lent.reset();

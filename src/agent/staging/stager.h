@@ -97,8 +97,10 @@ class Stager final : private Staging::User {
     for (const auto& [whole, ops] : outstanding_) visit(whole);
   }
 
-  void OnChildEnd(uint64_t child, const internal::TransferRecord::End& end);
-  // The quarantine of a child has ended. `arrived`: all of its bytes are at the target.
+  // `lent_in_use`: the target may still send out of the lent buffer; OnChildQuiet follows.
+  void OnChildEnd(uint64_t child, const internal::TransferRecord::End& end, bool lent_in_use);
+  // Nothing of a child that had ended moves any more. `arrived`: all of its bytes are at the
+  // target.
   void OnChildQuiet(uint64_t child, bool arrived);
   // Handle the target's frames. An error: the target broke the protocol.
   absl::Status OnLend(const StageLendFrame& frame);
@@ -143,8 +145,10 @@ class Stager final : private Staging::User {
   void PushStage(uint64_t child, const StagedOp& op, StageWhen when);
   absl::Status StartChild(uint64_t child, StagedOp& op);
   void OnMoved(uint64_t child, const absl::Status& status) override;
-  // `unsure`: bytes of the op may still be received.
-  void Finish(uint64_t child, absl::Status status, bool unsettled = false);
+  // What is left of an op that is over: nothing; the lent buffer, out of which the target may still
+  // send; or bytes of it may still be received.
+  enum class Left : uint8_t { kNothing, kLent, kBytes };
+  void Finish(uint64_t child, absl::Status status, Left left = Left::kNothing);
   void GiveOwn(uint32_t buffer);
   void GiveLent(uint32_t buffer);
   void GiveBack(std::vector<uint32_t> buffers);
@@ -163,10 +167,10 @@ class Stager final : private Staging::User {
   std::vector<Ended> ended_;
   // For each transfer, how many of its ops may still move bytes although they are over for it.
   std::map<TransferPtr, uint32_t> outstanding_;
-  // An op that is over although its bytes may still be received. It is kept, by child, until the
-  // wire is quiet for the child and the target does not copy for it.
+  // An op that is over and not settled (Left). It is kept, by child, until the wire is quiet for
+  // the child and the target does not copy for it.
   struct Unsettled {
-    TransferPtr whole{};
+    TransferPtr whole{};  // in outstanding_; null: only the lent buffer is in use
     std::optional<uint32_t> lent{};
     bool told = false;    // once the child has arrived the target copies its bytes, and answers
     bool staged = false;  // the target has answered

@@ -65,8 +65,9 @@ void SendTracker::Orphan(Transfer& transfer, Time now) {
     Set(transfer, SendState::kOrphaned);
     AdvanceEnd(transfer, now);
   } else if (transfer.state() == SendState::kUnanswered) {
-    if (transfer.counted() && transfer.slices() > 0) Act(Action::Kind::kOrphan, transfer);
-    if (transfer.request().from_lent) Act(Action::Kind::kQuiet, transfer);
+    const bool lands = transfer.counted() && transfer.slices() > 0;
+    if (lands) Act(Action::Kind::kOrphan, transfer);
+    if (!lands && transfer.ops() == 0) Act(Action::Kind::kQuiet, transfer);
     Set(transfer, transfer.ops() > 0 ? SendState::kMoving : SendState::kGone);
   }
 }

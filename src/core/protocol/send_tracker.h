@@ -48,7 +48,7 @@ class SendTracker {
       kAbandon,  // it is staged and ends now: say OnAbandoned
       kSend,     // slices of it go again
       kEnd,      // tell the application
-      kQuiet,    // it had ended as quarantined, and nothing of it moves bytes any more
+      kQuiet,    // it had ended with bytes on their way, and nothing of it moves any more
       kOrphan,   // its session is lost: it is quiet when OnQuiet is due
       kForget,   // call Forget
     };
@@ -59,6 +59,7 @@ class SendTracker {
     absl::Status status{};
     Delivery delivery = Delivery::kNone;
     bool quarantined = false;
+    bool lent_in_use = false;  // the target may still send out of what it has lent: kQuiet follows
   };
 
   // `channel` carries the frames of this session; it must outlive the tracker. `grace`: how long
@@ -156,7 +157,7 @@ class SendTracker {
   void SendAgain(Transfer& transfer);
   void AdvanceEnd(Transfer& transfer, Time now);
   void Tell(Transfer& transfer, TransferState state, const absl::Status& status, Delivery delivery,
-            bool quarantined);
+            bool quarantined, bool lent_in_use = false);
   void Orphan(Transfer& transfer, Time now);
   absl::Status OnArrived(uint64_t id);
   absl::Status OnDiscarded(const DiscardAck& ack);

@@ -40,7 +40,8 @@ void SendTracker::OnCompleted(Transfer& transfer, Time now) {
   transfer.OpsOver(1);
   if (transfer.ops() > 0) return;
   if (!transfer.ending()) return Advance(transfer);
-  if (transfer.ended()) Act(Action::Kind::kQuiet, transfer);
+  // An answer that is still awaited makes it quiet.
+  if (transfer.state() == SendState::kMoving) Act(Action::Kind::kQuiet, transfer);
   AdvanceEnd(transfer, now);
 }
 
@@ -168,7 +169,7 @@ absl::Status SendTracker::OnAborted(const AbortAck& ack, Time now) {
     Set(*transfer, SendState::kStopping);
     AdvanceEnd(*transfer, now);
   } else {
-    Act(Action::Kind::kQuiet, *transfer);
+    if (transfer->ops() == 0) Act(Action::Kind::kQuiet, *transfer);
     Set(*transfer, transfer->ops() > 0 ? SendState::kMoving : SendState::kGone);
   }
   return absl::OkStatus();
@@ -254,27 +255,26 @@ void SendTracker::AdvanceEnd(Transfer& transfer, Time now) {
   if (transfer.ops() > 0 && transfer.end().ops_in_time(now)) return;
   const bool asked = transfer.state() == SendState::kAborting;
   if (asked && !late) return;
-  // Only bytes that were sent, and that land by themselves, can still come after this; and the
-  // target may still send out of a buffer that it has lent. With the session it is its own again.
+  // Only bytes that were sent, and that land by themselves, can still come after this.
   const bool orphaned = transfer.state() == SendState::kOrphaned;
-  const bool lands = transfer.counted() && transfer.slices() > 0;
-  const bool unheard = (lands && (asked || orphaned)) || (transfer.request().from_lent && asked);
+  const bool unheard = (asked || orphaned) && transfer.counted() && transfer.slices() > 0;
   --ending_;
   Tell(transfer, transfer.end().state(), transfer.end().why(), DeliveryOf(transfer),
-       unheard || transfer.ops() > 0);
+       unheard || transfer.ops() > 0, asked && transfer.request().from_lent);
   if (unheard && orphaned) Act(Action::Kind::kOrphan, transfer);
   using enum SendState;
   Set(transfer, asked ? kUnanswered : transfer.ops() > 0 ? kMoving : kGone);
 }
 
 void SendTracker::Tell(Transfer& transfer, TransferState state, const absl::Status& status,
-                       Delivery delivery, bool quarantined) {
+                       Delivery delivery, bool quarantined, bool lent_in_use) {
   actions_.push_back({.kind = Action::Kind::kEnd,
                       .transfer = &transfer,
                       .state = state,
                       .status = status,
                       .delivery = delivery,
-                      .quarantined = quarantined});
+                      .quarantined = quarantined,
+                      .lent_in_use = lent_in_use});
 }
 
 void SendTracker::OnTime(Time now) {

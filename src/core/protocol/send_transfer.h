@@ -48,8 +48,8 @@ class SendTransfer {
     const LeasedRead* lease = nullptr;          // likewise
     Time posted{};
     Time deadline{};
-    bool staged = false;      // its ops can be abandoned when its time is up
-    bool may_hang = false;    // a GPU copies, and nothing ends such an op
+    bool staged = false;    // its ops can be abandoned when its time is up
+    bool may_hang = false;  // a GPU copies, and nothing ends such an op
     // It reads what the target sends out of a buffer that it has lent, and that is used again.
     bool from_lent = false;
     void* context = nullptr;  // the caller's

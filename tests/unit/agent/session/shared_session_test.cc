@@ -276,7 +276,8 @@ class Silence : public SharedSessionTest {
   }
   void Pong(BareLink& link, uint64_t acknowledged) {
     EXPECT_OK(shared_.OnMessage(
-        link, {.type = FrameType::kPong, .ack = acknowledged, .body = std::as_bytes(std::span(body_))}));
+        link,
+        {.type = FrameType::kPong, .ack = acknowledged, .body = std::as_bytes(std::span(body_))}));
   }
   void Ping(BareLink& link) {
     EXPECT_OK(shared_.OnMessage(
@@ -287,17 +288,17 @@ class Silence : public SharedSessionTest {
   const Types kFrame{FrameType::kQuiet};
   const Types kPing{FrameType::kPing};
   const std::string body_ = Encode(PingFrame{.nonce = 1});
-  Time now_ = Now();
+  Time now_ = Time(std::chrono::seconds(100));
   BareLink best_{0, true};
   BareLink other_{0, false};
 };
 
 TEST_F(Silence, FramesAreSentAgainOverALinkThatAnswers) {
-  Pass(SharedSession::kLook);
+  Pass(FrameWatch::kLook);
   EXPECT_EQ(best_.Sent(), kPing);
-  Pass(SharedSession::kAnswersWithin - Duration(1));
+  Pass(FrameWatch::kAnswersWithin - Duration(1));
   EXPECT_TRUE(other_.Sent().empty());
-  Pass(SharedSession::kLook);
+  Pass(FrameWatch::kLook);
   EXPECT_EQ(other_.Sent(), kFrame);
   EXPECT_TRUE(best_.Sent().empty());
   // Expect what follows to take the same link, until the first one answers.
@@ -311,7 +312,7 @@ TEST_F(Silence, FramesAreSentAgainOverALinkThatAnswers) {
 }
 
 TEST_F(Silence, AnAnswerIsEnough) {
-  Pass(SharedSession::kLook);
+  Pass(FrameWatch::kLook);
   EXPECT_EQ(best_.Sent(), kPing);
   Pong(best_, 1);
   EXPECT_EQ(shared_.NextTimer(), Time::max()) << "nothing waits";
@@ -320,7 +321,7 @@ TEST_F(Silence, AnAnswerIsEnough) {
     Say();
     shared_.Flush(nullptr);
     EXPECT_EQ(best_.Sent(), kFrame);
-    Pass(2 * SharedSession::kLook);
+    Pass(2 * FrameWatch::kLook);
     EXPECT_EQ(best_.Sent(), kPing);
     Pong(best_, 2 + static_cast<uint64_t>(i));
   }
@@ -359,11 +360,24 @@ TEST_F(Silence, WhatWentOverAnotherLinkIsSentAgain) {
   Say();
   shared_.Flush(&other_);
   EXPECT_EQ(other_.Sent(), kFrame);
-  Pass(2 * SharedSession::kLook);
+  Pass(2 * FrameWatch::kLook);
   EXPECT_EQ(best_.Sent(), kPing);
   Pong(best_, 1);
-  Pass(SharedSession::kLook);
+  Pass(FrameWatch::kLook);
   EXPECT_EQ(best_.Sent(), kFrame);
+}
+
+// Expect what goes with data to take another link than the data while that link is silent.
+TEST_F(Silence, DataDoesNotTakeItsFrameOverASilentLink) {
+  other_.Ping(shared_.session(), now_);
+  EXPECT_EQ(other_.Sent(), kPing);
+  Say();
+  shared_.Flush(&other_);
+  EXPECT_EQ(best_.Sent(), kFrame);
+  Pong(other_, 2);
+  Say();
+  shared_.Flush(&other_);
+  EXPECT_EQ(other_.Sent(), kFrame);
 }
 
 // A ping for which there was no room is never answered, so it is sent again once the peer is heard.

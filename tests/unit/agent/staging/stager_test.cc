@@ -75,12 +75,14 @@ class StagerTest : public ::testing::Test, public FakePeer, private StagerUser {
     return children_.empty() ? 0 : children_.back()->id;
   }
   void EndChild(uint64_t child, TransferState state = TransferState::kDone,
-                bool quarantined = false) {
+                bool quarantined = false, bool lent_in_use = false) {
     stager_.OnChildEnd(
-        child, {.state = state,
-                .status = state == TransferState::kDone ? absl::OkStatus()
-                                                        : absl::AbortedError("the child failed"),
-                .quarantined = quarantined});
+        child,
+        {.state = state,
+         .status = state == TransferState::kDone ? absl::OkStatus()
+                                                 : absl::AbortedError("the child failed"),
+         .quarantined = quarantined},
+        lent_in_use);
   }
   absl::Status Answer(uint64_t child, bool good = true) {
     return stager_.OnStaged({.transfer = child, .good = good, .why = good ? "" : "no P2P"});
@@ -207,8 +209,25 @@ TEST_F(StagerTest, OfAReadTheTargetCopiesFirst) {
   EXPECT_EQ(BeginChild(), 0u);
   ASSERT_OK(Answer(stage_.transfer));
   EXPECT_EQ(BeginChild(), stage_.transfer);
+  EXPECT_TRUE(children_.back()->from_lent);
   EndChild(stage_.transfer);
   EXPECT_THAT(Ends(), ElementsAre(kOpDone));
+}
+
+// Out of the buffer of a read that was stopped the target may still send. Expect nothing to use it
+// meanwhile; the application's memory is quiet.
+TEST_F(StagerTest, ALentBufferIsUsedAgainOnceTheTargetSendsNothingOutOfIt) {
+  Outbound& read = Begin(TransferKind::kRead);
+  PostLent(read);
+  ASSERT_OK(Answer(stage_.transfer));
+  const uint64_t child = BeginChild();
+  EndChild(child, TransferState::kCancelled, false, true);
+  EXPECT_THAT(Ends(), ElementsAre(absl::StatusCode::kAborted));
+  EXPECT_FALSE(stager_.Outstanding(read.record));
+  EXPECT_EQ(Post(read), 0u);
+  stager_.OnChildQuiet(child, false);
+  EXPECT_THAT(settled_, IsEmpty()) << "it was settled all the time";
+  EXPECT_NE(Post(read), 0u);
 }
 
 TEST_F(StagerTest, WhatTheTargetCannotCopyFailsTheOp) {

@@ -448,12 +448,12 @@ TEST_F(SendTrackerTest, ALentBufferIsReadUntilTheTargetSaysOtherwise) {
   EXPECT_EQ(Done(), Kinds{Kind::kStop}) << "the answer is awaited";
   ASSERT_OK(Aborted(1));
   EXPECT_EQ(Done(), (Kinds{Kind::kEnd, Kind::kForget}));
-  EXPECT_FALSE(EndOf(1).quarantined);
+  EXPECT_FALSE(EndOf(1).lent_in_use);
   // One that has read nothing.
   Cancel(Begin(lent(2)));
   EXPECT_EQ(Said(), Types{});
   EXPECT_EQ(Done(), (Kinds{Kind::kStop, Kind::kEnd, Kind::kForget}));
-  EXPECT_FALSE(EndOf(2).quarantined);
+  EXPECT_FALSE(EndOf(2).lent_in_use);
   // Two without an answer in time: one has it later, the session of the other is lost.
   for (const uint64_t id : {3u, 4u}) {
     Transfer& late = Begin(lent(id));
@@ -464,8 +464,10 @@ TEST_F(SendTrackerTest, ALentBufferIsReadUntilTheTargetSaysOtherwise) {
   Done();
   tracker_.OnTime(kNow + kGrace);
   EXPECT_EQ(Done(), (Kinds{Kind::kEnd, Kind::kEnd}));
-  EXPECT_TRUE(EndOf(3).quarantined);
-  EXPECT_TRUE(EndOf(4).quarantined);
+  for (const uint64_t id : {3u, 4u}) {
+    EXPECT_TRUE(EndOf(id).lent_in_use);
+    EXPECT_FALSE(EndOf(id).quarantined) << "nothing comes to this side any more";
+  }
   ASSERT_OK(Aborted(3));
   EXPECT_EQ(Done(), (Kinds{Kind::kQuiet, Kind::kForget}));
   tracker_.OnSessionLost(kWhy, kNow + kGrace);
@@ -476,8 +478,58 @@ TEST_F(SendTrackerTest, ALentBufferIsReadUntilTheTargetSaysOtherwise) {
   tracker_.OnSessionLost(kWhy, kNow);
   tracker_.OnCompleted(lost, kNow);
   Done();
-  EXPECT_FALSE(EndOf(5).quarantined);
+  EXPECT_FALSE(EndOf(5).lent_in_use);
 }
+
+// One that was told with an op in flight, because its time was up.
+class UnansweredTest : public SendTrackerTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    SendTrackerTest::SetUp();
+    SendTracker::Request request = counted_ ? Counted(1) : Silent(Copied(1));
+    request.from_lent = !counted_;
+    transfer_ = &Begin(std::move(request));
+    Post(*transfer_, 0);
+    Cancel(*transfer_);
+    tracker_.OnTime(kNow + kGrace + kOpsReturnWithin);
+    EXPECT_EQ(Done(), (Kinds{Kind::kStop, Kind::kEnd}));
+    EXPECT_TRUE(EndOf(1).quarantined);
+    EXPECT_EQ(EndOf(1).lent_in_use, !counted_);
+  }
+  const bool counted_ = GetParam();
+  Transfer* transfer_ = nullptr;
+};
+
+TEST_P(UnansweredTest, TheAnswerComesLast) {
+  tracker_.OnCompleted(*transfer_, kNow);
+  EXPECT_EQ(Done(), Kinds{});
+  ASSERT_OK(Aborted(1));
+  EXPECT_EQ(Done(), (Kinds{Kind::kQuiet, Kind::kForget}));
+}
+
+TEST_P(UnansweredTest, TheOpComesLast) {
+  ASSERT_OK(Aborted(1));
+  EXPECT_EQ(Done(), Kinds{});
+  tracker_.OnCompleted(*transfer_, kNow);
+  EXPECT_EQ(Done(), (Kinds{Kind::kQuiet, Kind::kForget}));
+}
+
+// What an initiator has written may land until the peer is back.
+TEST_P(UnansweredTest, TheSessionIsLostAfterTheOp) {
+  tracker_.OnCompleted(*transfer_, kNow);
+  tracker_.OnSessionLost(kWhy, kNow);
+  EXPECT_EQ(Done(), (Kinds{counted_ ? Kind::kOrphan : Kind::kQuiet, Kind::kForget}));
+}
+
+TEST_P(UnansweredTest, TheSessionIsLostBeforeTheOp) {
+  tracker_.OnSessionLost(kWhy, kNow);
+  EXPECT_EQ(Done(), counted_ ? Kinds{Kind::kOrphan} : Kinds{});
+  tracker_.OnCompleted(*transfer_, kNow);
+  EXPECT_EQ(Done(), (Kinds{Kind::kQuiet, Kind::kForget}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, UnansweredTest, ::testing::Bool(),
+                         [](const auto& counted) { return counted.param ? "Write" : "LentRead"; });
 
 TEST_F(SendTrackerTest, AnOpThatFailedAloneFailsItsTransfer) {
   Transfer& write = Begin(Counted(1));
