@@ -23,7 +23,7 @@ class BothWays : public ::testing::TestWithParam<const char*> {
     options.cancel_grace = std::chrono::milliseconds(100);
     for (size_t i = 0; i < 2; ++i) {
       options.name = kNames[i];
-      ASSERT_OK_AND_ASSIGN(nodes_[i], Node::Create(options, MemoryType::kAttached, kBytes));
+      ASSERT_OK_AND_ASSIGN(nodes_[i], Node::Create(options, MemoryType::kAttached, 2 * kBytes));
     }
     // Over tcp nobody is at its address once it is gone.
     options.name = "gone";
@@ -42,7 +42,8 @@ class BothWays : public ::testing::TestWithParam<const char*> {
   }
   absl::StatusOr<Transfer> Write(size_t i, const std::string& word) {
     const Descriptor local{nodes_[i].memory.address(), kBytes};
-    const Descriptor remote{nodes_[1 - i].memory.address(), kBytes};
+    // Not what that one reads while it writes.
+    const Descriptor remote{nodes_[1 - i].memory.address() + kBytes, kBytes};
     return agent(i).Write(
         kNames[1 - i],
         DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},

@@ -155,7 +155,7 @@ class HalfOpen : public ::testing::Test {
     for (size_t i = 0; i < 2; ++i) {
       AgentOptions options = OptionsFor(TcpFlavour(), kNames[i]);
       options.advertise = proxies_[i].address();
-      ASSERT_OK_AND_ASSIGN(nodes_[i], Node::Create(options, MemoryType::kAttached, kBytes));
+      ASSERT_OK_AND_ASSIGN(nodes_[i], Node::Create(options, MemoryType::kAttached, 2 * kBytes));
       proxies_[i].SetTarget(agent(i).listen_address());
     }
     for (size_t i = 0; i < 2; ++i) {
@@ -167,7 +167,8 @@ class HalfOpen : public ::testing::Test {
   Agent& agent(size_t i) { return *nodes_[i].agent; }
   absl::StatusOr<Transfer> Write(size_t i, const std::string& word) {
     const Descriptor local{nodes_[i].memory.address(), kBytes};
-    const Descriptor remote{nodes_[1 - i].memory.address(), kBytes};
+    // Not what that one reads while it writes.
+    const Descriptor remote{nodes_[1 - i].memory.address() + kBytes, kBytes};
     return agent(i).Write(
         kNames[1 - i],
         DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
