@@ -41,7 +41,7 @@ run() {
   local out status=0
   out=$(timeout 120 "$1" --gtest_filter="$2" --gtest_fail_fast 2>&1) || status=$?
   [ $status -eq 0 ] && return
-  local name; name=$(grep -m1 -oP '^\[  FAILED  \] \K[A-Za-z]+\.[A-Za-z]+' <<<"$out" || true)
+  local name; name=$(grep -m1 -oP '^\[  FAILED  \] \K[A-Za-z/]+\.[A-Za-z]+' <<<"$out" || true)
   [ $status -eq 124 ] && name="time-out"
   echo "${name:-crash}"
 }
