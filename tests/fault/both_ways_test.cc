@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "src/core/protocol/metadata.h"
@@ -41,13 +42,7 @@ class BothWays : public ::testing::TestWithParam<const char*> {
     ASSERT_OK(agent(i).AddPeer(EncodeMetadata(metadata)));
   }
   absl::StatusOr<Transfer> Write(size_t i, const std::string& word) {
-    const Descriptor local{nodes_[i].memory.address(), kBytes};
-    // Not what that one reads while it writes.
-    const Descriptor remote{nodes_[1 - i].memory.address() + kBytes, kBytes};
-    return agent(i).Write(
-        kNames[1 - i],
-        DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
-        Telling(word));
+    return WriteAcross(nodes_[i], nodes_[1 - i], word);
   }
   void ExpectNotified(size_t i, const std::string& word) {
     ASSERT_OK_AND_ASSIGN(const Notification notified, agent(i).WaitNotification(kAmple));

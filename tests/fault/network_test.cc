@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdio>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -159,20 +158,13 @@ class HalfOpen : public ::testing::Test {
       proxies_[i].SetTarget(agent(i).listen_address());
     }
     for (size_t i = 0; i < 2; ++i) {
-      ASSERT_OK_AND_ASSIGN(const std::string metadata, agent(1 - i).Metadata());
-      ASSERT_OK(agent(i).AddPeer(metadata));
+      ASSERT_OK(Introduce(agent(i), agent(1 - i)));
     }
     for (size_t i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Writes(i, "both"));
   }
   Agent& agent(size_t i) { return *nodes_[i].agent; }
   absl::StatusOr<Transfer> Write(size_t i, const std::string& word) {
-    const Descriptor local{nodes_[i].memory.address(), kBytes};
-    // Not what that one reads while it writes.
-    const Descriptor remote{nodes_[1 - i].memory.address() + kBytes, kBytes};
-    return agent(i).Write(
-        kNames[1 - i],
-        DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
-        Telling(word));
+    return WriteAcross(nodes_[i], nodes_[1 - i], word);
   }
   void Writes(size_t i, const std::string& word) {
     ASSERT_OK_AND_ASSIGN(const Transfer write, Write(i, word));

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -245,29 +247,36 @@ TEST_P(Stranger, WhoAnswersAtAnotherAddressIsNotBelieved) {
       << hello.status();
 }
 
-class StrangerInPlaceOfATarget : public Stranger {};
+class StrangerInPlaceOfATarget : public Stranger {
+ protected:
+  // A write to a scripted peer that takes it, and whose connection is lost without an answer.
+  void Write(std::unique_ptr<ScriptedPeer>& peer, Transfer& write) {
+    const RemoteRegion region{
+        .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = kBytes, .access = Access::kReadWrite};
+    ASSERT_OK_AND_ASSIGN(peer, ScriptedPeer::Target(*prefill_.agent, "peer", {region}, GetParam()));
+    const Descriptor local{prefill_.memory.address(), kBytes};
+    const Descriptor remote{4096, kBytes};
+    ASSERT_OK_AND_ASSIGN(
+        write, prefill_.agent->Write(
+                   "peer",
+                   DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
+                   Telling("x")));
+    ASSERT_TRUE(peer->Accept());
+    ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 1, .bytes = 9})));
+    peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = {.first = 0, .count = 64}}));
+    // Sent, or on its way, and not answered: nobody knows whether it is quiet.
+    peer->Until([&] {
+      return !peer->Heard(FrameType::kOpen).empty() || write.Poll() != TransferState::kActive;
+    });
+    peer->Drop();
+  }
+};
 
 // A refusal that nobody has proved ends no quarantine: of a peer's death only the kernel knows.
 TEST_P(StrangerInPlaceOfATarget, ARefusalDeclaresNobodyDead) {
-  const RemoteRegion region{
-      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = kBytes, .access = Access::kReadWrite};
-  ASSERT_OK_AND_ASSIGN(const auto peer,
-                       ScriptedPeer::Target(*prefill_.agent, "peer", {region}, GetParam()));
-  const Descriptor local{prefill_.memory.address(), kBytes};
-  const Descriptor remote{4096, kBytes};
-  ASSERT_OK_AND_ASSIGN(
-      const Transfer write,
-      prefill_.agent->Write(
-          "peer", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
-          Telling("x")));
-  ASSERT_TRUE(peer->Accept());
-  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 1, .bytes = 9})));
-  peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = {.first = 0, .count = 64}}));
-  // Sent, or on its way, and not answered: nobody knows whether it is quiet.
-  peer->Until([&] {
-    return !peer->Heard(FrameType::kOpen).empty() || write.Poll() != TransferState::kActive;
-  });
-  peer->Drop();
+  std::unique_ptr<ScriptedPeer> peer;
+  Transfer write;
+  ASSERT_NO_FATAL_FAILURE(Write(peer, write));
   EXPECT_FALSE(write.Wait(kAmple).ok());
   EXPECT_TRUE(write.quarantined()) << write.status();
   // Then another one is at the address. The agent has heard it when it tries again.
@@ -300,24 +309,9 @@ TEST_P(StrangerInPlaceOfATarget, ARefusalKeepsThePeersOwnHalf) {
 // That the peer has dialled proves nothing of what the session before left at its side. Only its
 // answer in a new session does, so it is dialled for that.
 TEST_P(StrangerInPlaceOfATarget, AQuarantineIsSeenToThoughThePeerIsConnected) {
-  const RemoteRegion region{
-      .id = RegionId{1}, .rkey = 5, .base = 4096, .bytes = kBytes, .access = Access::kReadWrite};
-  ASSERT_OK_AND_ASSIGN(const auto peer,
-                       ScriptedPeer::Target(*prefill_.agent, "peer", {region}, GetParam()));
-  const Descriptor local{prefill_.memory.address(), kBytes};
-  const Descriptor remote{4096, kBytes};
-  ASSERT_OK_AND_ASSIGN(
-      const Transfer write,
-      prefill_.agent->Write(
-          "peer", DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
-          Telling("x")));
-  ASSERT_TRUE(peer->Accept());
-  ASSERT_TRUE(peer->Say(FrameType::kCredit, Encode(CreditFrame{.notifications = 1, .bytes = 9})));
-  peer->Say(FrameType::kSlotGrant, Encode(SlotGrantFrame{.range = {.first = 0, .count = 64}}));
-  peer->Until([&] {
-    return !peer->Heard(FrameType::kOpen).empty() || write.Poll() != TransferState::kActive;
-  });
-  peer->Drop();
+  std::unique_ptr<ScriptedPeer> peer;
+  Transfer write;
+  ASSERT_NO_FATAL_FAILURE(Write(peer, write));
   ASSERT_TRUE(peer->Prove());
   const RefuseFrame forgotten{.reason = RefuseReason::kSession, .target = peer->self()};
   ASSERT_TRUE(peer->Send(EncodeMessage(FrameType::kRefuse, 0, 0, forgotten)));

@@ -1,5 +1,6 @@
 #include "tests/support/agents.h"
 
+#include <span>
 #include <utility>
 
 #include "src/agent/engine/agent_factory.h"
@@ -41,6 +42,15 @@ absl::StatusOr<std::string> Introduce(Agent& agent, const Agent& other) {
   absl::StatusOr<std::string> metadata = other.Metadata();
   if (!metadata.ok()) return metadata.status();
   return agent.AddPeer(*metadata);
+}
+
+absl::StatusOr<Transfer> WriteAcross(const Node& from, const Node& to, const std::string& word) {
+  const size_t half = from.memory.bytes().size() / 2;
+  const Descriptor local{from.memory.address(), half};
+  const Descriptor remote{to.memory.address() + half, half};
+  return from.agent->Write(
+      to.name(), DescriptorBlocks{.local = std::span(&local, 1), .remote = std::span(&remote, 1)},
+      Telling(word));
 }
 
 absl::StatusOr<Pair> Pair::Create(const Flavour& flavour, size_t bytes) {

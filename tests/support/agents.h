@@ -31,6 +31,10 @@ TransferOptions Telling(std::string payload, NotifyOrder order = NotifyOrder::kP
 // `agent` learns of `other`; its name.
 absl::StatusOr<std::string> Introduce(Agent& agent, const Agent& other);
 
+// Writes the first half of the memory of `from` to the second half of that of `to`, with the
+// notification `word`. So two nodes may write to each other at once.
+absl::StatusOr<Transfer> WriteAcross(const Node& from, const Node& to, const std::string& word);
+
 // Two agents that know each other: `a` and `b`.
 struct Pair {
   Node a;

@@ -234,7 +234,7 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   std::vector<ArrivalCapacity> arrival_capacities_{};  // by backend
   SlotTable::SessionId last_session_id_ = 0;
   std::map<Incarnation, std::unique_ptr<SharedSession>> shared_;
-  // Of them, those with a half whose target this agent is: these halves.
+  // The halves whose target this agent is, of those sessions that have one.
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   std::vector<std::unique_ptr<InboundSession>> over_;  // destroyed in the next round
   std::vector<Incarnation> released_;                  // that Pump is to look at

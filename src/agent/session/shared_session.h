@@ -113,7 +113,7 @@ class SharedSession {
 
   // --- links ---
   void OnLinkUp(SessionLink& link);
-  // Of one that was up.
+  // `link` was up.
   void OnLinkDown(const SessionLink& link, const absl::Status& why, Time now);
   // Frames can be sent.
   bool linked() const { return Best() != nullptr; }

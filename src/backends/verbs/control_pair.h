@@ -36,7 +36,7 @@ class VerbsBackend;
 
 class ControlPair final : public WorkOwner {
  public:
-  // Of the queue pair. All but one of the sends are for parts.
+  // How deep the queues of the queue pair are. All but one of the sends are for parts.
   static constexpr QueueDepths kDepths = {.sends = 16, .receives = SendCredit::kMost + 1};
 
   class Client {
@@ -60,7 +60,7 @@ class ControlPair final : public WorkOwner {
 
   // Posts the receives. The peer may send from then on.
   absl::Status Open();
-  // Of the queue pair.
+  // Where the peer reaches the queue pair.
   const QpAddress& address() const { return address_; }
 
   // False: no space now.

@@ -75,7 +75,7 @@ class Ibv {
 
   // --- the data path ---
   virtual int PostSend(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) = 0;
-  // Of a queue pair with receives of its own.
+  // For a queue pair with receives of its own.
   virtual int PostRecv(ibv_qp* qp, ibv_recv_wr* first, ibv_recv_wr** bad) = 0;
   virtual int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* first, ibv_recv_wr** bad) = 0;
   virtual int PollCq(ibv_cq* cq, int count, ibv_wc* out) = 0;

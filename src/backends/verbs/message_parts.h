@@ -20,7 +20,7 @@
 
 namespace kvxfer::verbs {
 
-// Of one SEND, head and part, and so of each receive.
+// Bytes of one SEND, head and part; each receive has room for so many.
 inline constexpr size_t kMessageBufferBytes = 8192;
 inline constexpr size_t kPartHeadBytes = 16;
 inline constexpr size_t kMaxPartBytes = kMessageBufferBytes - kPartHeadBytes;

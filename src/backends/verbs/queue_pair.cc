@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint32_t kMaxSge = 8;
 constexpr uint8_t kRnrWithoutEnd = 7;  // no limit: the transfer's deadline is the limit
-// Of a queue pair with receives of its own: nobody sends to it without one, so their lack is an
-// error, which has to show.
+// A queue pair with receives of its own: nobody sends to it without one, so their lack is an error,
+// which has to show.
 constexpr uint8_t kRnrOfOwn = 6;
 constexpr uint8_t kMaxReads = 16;
 constexpr uint8_t kHopLimit = 64;

@@ -1,4 +1,4 @@
-// Who may send how much over a control pair: one side's view of both directions.
+// How much each side may send over a control pair, as one side sees it.
 //
 // A side keeps receives posted: some for parts of messages, and one for a SEND that only returns
 // credit. Each SEND says how many parts its sender has taken, and up to which number it has posted
