@@ -78,11 +78,12 @@ std::vector<uint32_t> RegisterRows(const Handle& agent, const py::object& array,
 std::pair<std::vector<uint32_t>, std::string> DeregisterIds(const Handle& agent,
                                                             const std::vector<uint32_t>& ids,
                                                             double timeout) {
-  std::vector<RegionId> regions;
-  for (const uint32_t id : ids) regions.push_back(RegionId{id});
+  std::vector<RegionId> regions(ids.size());
+  std::ranges::transform(ids, regions.begin(), [](uint32_t id) { return RegionId{id}; });
   const auto [in_use, why] = agent->DeregisterRaw(std::move(regions), timeout);
-  std::vector<uint32_t> left;
-  for (const RegionId id : in_use) left.push_back(static_cast<uint32_t>(id));
+  std::vector<uint32_t> left(in_use.size());
+  std::ranges::transform(in_use, left.begin(),
+                         [](RegionId id) { return static_cast<uint32_t>(id); });
   return {std::move(left), std::string(why.message())};
 }
 
@@ -240,7 +241,7 @@ py::list ToEvents(const Handle& agent, std::vector<AgentEvent> events) {
                 .user_word = one.user_word,
                 .transfer = TransferHandle(agent, std::move(one.transfer), nullptr, {})});
           } else if constexpr (!std::is_same_v<Event, std::monostate>) {
-            list.append(std::move(one));
+            list.append(std::forward<decltype(one)>(one));
           }
         },
         std::move(event));

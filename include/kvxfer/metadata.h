@@ -43,7 +43,8 @@ absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration tim
 // then; the fetch goes on until it ends by itself, so what `go_on` refers to must last as long.
 // `go_on` is called on that thread. ResourceExhausted, also through the future: no thread could be
 // started.
-std::future<absl::StatusOr<std::string>> FetchMetadataAsync(std::string address, Duration timeout,
+std::future<absl::StatusOr<std::string>> FetchMetadataAsync(const std::string& address,
+                                                            Duration timeout,
                                                             std::function<bool()> go_on = {});
 
 }  // namespace kvxfer

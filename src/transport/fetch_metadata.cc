@@ -260,7 +260,8 @@ absl::StatusOr<std::string> FetchMetadata(std::string_view address, Duration tim
   return metadata;
 }
 
-std::future<absl::StatusOr<std::string>> FetchMetadataAsync(std::string address, Duration timeout,
+std::future<absl::StatusOr<std::string>> FetchMetadataAsync(const std::string& address,
+                                                            Duration timeout,
                                                             std::function<bool()> go_on) {
   std::promise<absl::StatusOr<std::string>> promise;
   auto future = promise.get_future();

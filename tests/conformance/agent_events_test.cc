@@ -208,18 +208,18 @@ TEST_P(AgentEvents, WatchedEndsAreApart) {
 
 // Expect each word once, whoever polls: threads that wait and one that follows the descriptor.
 TEST_P(AgentEvents, ManyPostAndManyWait) {
-  constexpr int kPosters = 3;
-  const int each = Scaled(60);
-  const auto all = static_cast<size_t>(kPosters * each);
+  constexpr uint64_t kPosters = 3;
+  const auto each = static_cast<uint64_t>(Scaled(60));
+  const size_t all = kPosters * each;
   ASSERT_OK_AND_ASSIGN(const int fd, a().EventFd(Kinds::kTransferEnd));
   std::vector<std::atomic<int>> seen(all);
   std::atomic<size_t> taken{0};
   std::vector<std::thread> threads;
-  for (int poster = 0; poster < kPosters; ++poster) {
+  threads.reserve(kPosters);
+  for (uint64_t poster = 0; poster < kPosters; ++poster) {
     threads.emplace_back([&, poster] {
-      for (int i = 0; i < each; ++i) {
-        const auto posted =
-            a().Notify("b", "x", WithWord(static_cast<uint64_t>(poster * each + i)));
+      for (uint64_t i = 0; i < each; ++i) {
+        const auto posted = a().Notify("b", "x", WithWord(poster * each + i));
         EXPECT_OK(posted);
       }
     });

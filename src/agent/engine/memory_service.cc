@@ -50,7 +50,7 @@ absl::StatusOr<std::vector<RegionId>> MemoryService::Register(std::span<const Me
 absl::Status MemoryService::Settle(std::span<const RegionId> made, const absl::Status& registered) {
   for (size_t at = 0; at < made.size(); at += kAtOnce) {
     const auto some = made.subspan(at, std::min(made.size() - at, kAtOnce));
-    const auto called = gate_->Call([&] {
+    auto called = gate_->Call([&] {
       if (registered.ok()) {
         runtime_->memory.Publish(some);
         ++runtime_->revision;
@@ -160,7 +160,7 @@ absl::Status MemoryService::LeaveInUse(std::span<const RegionId> regions,
   // Regions that are free and only wait for their turn in Advance are not in use: let it forget
   // them before the rest is reported.
   for (bool more = true; more;) {
-    const absl::Status status = gate_->Call([&] {
+    absl::Status status = gate_->Call([&] {
       more = Advance();
       if (more) return;
       stay = deregistrations_.Leave(regions);
@@ -169,7 +169,7 @@ absl::Status MemoryService::LeaveInUse(std::span<const RegionId> regions,
     if (left->load(std::memory_order_acquire) == 0) return absl::OkStatus();
     if (!status.ok()) return status;
   }
-  const absl::Status status = TimedOutError(absl::StrCat(
+  absl::Status status = TimedOutError(absl::StrCat(
       "region ", static_cast<uint32_t>(stay[0]), " is still in use by ", pending,
       stay.size() == 1 ? "" : absl::StrCat(" (and ", stay.size() - 1, " more of the call are)"),
       "; it stays registered and its memory must not be freed: call again"));

@@ -89,7 +89,7 @@ absl::Status QuietService::DrainInbound(Time deadline) {
   if (!waited.ok()) return waited.status();
   bool over = false;
   std::string pending;
-  const absl::Status asked = parts_.gate->Call([&] {
+  absl::Status asked = parts_.gate->Call([&] {
     over = quiet();
     if (over) {
       (void)parts_.inbound->questions().IsQuiet(question->token);  // forgets the question

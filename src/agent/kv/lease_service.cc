@@ -50,13 +50,13 @@ absl::Status LeaseService::Grant(std::string_view lease, const Held& held, Time 
 }
 
 absl::Status LeaseService::Renew(std::string_view lease, Time expires, Time now) {
-  const absl::Status status = leases_.Renew(lease, expires, now);
+  absl::Status status = leases_.Renew(lease, expires, now);
   Collect(now);
   return status;
 }
 
 absl::Status LeaseService::Release(std::string_view lease, Time now) {
-  const absl::Status status = leases_.Release(lease, now);
+  absl::Status status = leases_.Release(lease, now);
   Collect(now);
   return status;
 }
@@ -120,7 +120,7 @@ LeaseAnswerFrame LeaseService::Begin(const LeaseReadFrame& frame, KvLeases::Read
   return AnswerOf(frame.transfer, status);
 }
 
-void LeaseService::AnswerLate(std::vector<LeaseWaiters::Waiter> waiters, Time now) {
+void LeaseService::AnswerLate(std::span<const LeaseWaiters::Waiter> waiters, Time now) {
   for (const LeaseWaiters::Waiter& waiter : waiters) {
     late_.emplace_back(waiter.reader, Begin(waiter.read, waiter.reader, now));
     if (late_.back().second.refusal != LeaseAnswerFrame::kHeld) ++refused_;

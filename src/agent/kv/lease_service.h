@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -52,7 +53,7 @@ class LeaseService {
 
  private:
   LeaseAnswerFrame Begin(const LeaseReadFrame& frame, KvLeases::Reader reader, Time now);
-  void AnswerLate(std::vector<LeaseWaiters::Waiter> waiters, Time now);
+  void AnswerLate(std::span<const LeaseWaiters::Waiter> waiters, Time now);
   void Collect(Time now);
 
   KvLeases leases_;

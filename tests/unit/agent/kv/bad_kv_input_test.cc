@@ -194,7 +194,7 @@ TEST_F(BadKvInput, PartsThatDoNotGoTogether) {
     const auto transfer =
         agent().WriteBlocks(decode_.names, blocks, {.request = RequestName(request)});
     if (!transfer.ok()) return transfer.status();
-    const absl::Status end = transfer->Wait(kAmple);
+    absl::Status end = transfer->Wait(kAmple);
     EXPECT_EQ(transfer->delivery(), end.ok() ? Delivery::kDelivered : Delivery::kNotDelivered);
     return end;
   };

@@ -74,6 +74,7 @@ PortInfo PortAt(std::string name, uint8_t subnet, uint8_t host, std::string fabr
 
 std::vector<PortInfo> Row(const char* name, int count, uint8_t first) {
   std::vector<PortInfo> out;
+  out.reserve(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) {
     out.push_back(PortAt(name + std::to_string(i), 1, static_cast<uint8_t>(first + i)));
   }
