@@ -12,12 +12,24 @@ stage_logs=$root/build/logs
 total_passed=0
 total_failed=0
 total_skipped=0
+all_failures=
 count_pattern='^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$'
 
 counts() { # passed failed skipped
   local line="$1 passed, $2 failed"
   if (($3 > 0)); then line+=", $3 skipped"; fi
   printf '%s\n' "$line"
+}
+
+# Of the output of GoogleTest, pytest, ctest, the sanitizers and scripts/check: what failed, and why.
+failures() { # LOG
+  awk '
+    /^\[  FAILED  \] .* \([0-9]+ ms\)$/ || /^(FAILED|ERROR) / || / FAILED$/ ||
+    /^\t *[0-9]+ - .* \(.*\)$/ || /: exit status [0-9]+$/ || /: stopped after [0-9]+ s$/ { print; next }
+    /: Failure$/ || /ERROR: [A-Za-z]*Sanitizer/ || /WARNING: ThreadSanitizer/ || /: runtime error: / ||
+    /: (fatal )?error: / { lines = 8 }
+    lines > 0 && !/^$/ { print; --lines }
+    /^$/ { lines = 0 }' "$1" | awk '!seen[$0]++' | head -n 60
 }
 
 # stage NAME COMMAND...: returns 0 when nothing failed.
@@ -38,6 +50,7 @@ stage() {
   if ((failed > 0)); then
     tail -n 300 "$log"
     printf '(the whole output: %s)\n' "${log#"$root"/}"
+    all_failures+=$(printf '\n-- %s' "$name"; echo; failures "$log")
   fi
   printf '   %s: %d s, %s\n' "$name" $((SECONDS - start)) "$(counts "$passed" "$failed" "$skipped")"
   grep '^skipped: ' "$log" | sed 's/^/   /' || true
@@ -47,8 +60,9 @@ stage() {
   ((failed == 0))
 }
 
-# The last line, and the exit status that goes with it.
+# What failed, once more and in short; the last line; and the exit status that goes with it.
 finish() {
+  if [[ -n $all_failures ]]; then printf '== what failed%s\n' "$all_failures"; fi
   counts "$total_passed" "$total_failed" "$total_skipped"
   ((total_failed == 0))
 }
