@@ -17,6 +17,7 @@
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/scale.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -109,7 +110,7 @@ TEST_P(LibfabricFake, MemoryIsRegisteredBesideTheDriver) {
   };
   const std::jthread other([&](const std::stop_token& stop) {
     for (uint32_t rkey = 1; !stop.stop_requested(); ++rkey) {
-      while (count() >= 64 && !stop.stop_requested()) std::this_thread::yield();
+      while (count() >= 64 && !stop.stop_requested()) Pause();
       auto registration = pair_->target().backend().Register(
           {.rkey = rkey, .span = memory.span(), .access = Access::kReadWrite});
       ASSERT_OK(registration);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "src/core/base/host_identity.h"
+#include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/test_backends.h"
 
@@ -295,7 +296,7 @@ size_t BackendPair::Turn() { return initiator_->Turn() + target_->Turn(); }
 bool BackendPair::Until(const std::function<bool()>& done, Duration limit) {
   const Time end = Now() + limit;
   while (!done()) {
-    if (Turn() == 0) std::this_thread::yield();
+    if (Turn() == 0) Pause();
     if (Now() > end) return false;
   }
   return true;

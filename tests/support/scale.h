@@ -51,6 +51,11 @@ uint64_t TestSeed();
 // Time enough for anything that is to happen at all; tests that pass do not wait for it.
 inline const Duration kAmple = Bound(std::chrono::seconds(20));
 
+// Between two looks at what another thread or process does. Not yield: a thread that yields again
+// and again beside busy ones is passed over for seconds (Linux 6.18 takes the rest of its time
+// slice from it each time), while one that has slept gets the processor.
+inline void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+
 // Looks every 200 µs until `done` or `limit` has passed; the last answer.
 template <typename Predicate>
 bool Eventually(Duration limit, Predicate done) {

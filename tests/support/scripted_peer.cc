@@ -7,6 +7,7 @@
 #include "src/core/base/random.h"
 #include "src/core/protocol/metadata.h"
 #include "tests/support/agents.h"
+#include "tests/support/scale.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -207,7 +208,7 @@ bool ScriptedPeer::Until(const std::function<bool()>& done) {
   const Time end = Now() + kAmple;
   while (!done()) {
     if (Now() >= end) return false;
-    if (party_->Turn() == 0) std::this_thread::yield();
+    if (party_->Turn() == 0) Pause();
   }
   return true;
 }

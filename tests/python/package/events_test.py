@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import select
 import threading
 
@@ -66,11 +67,13 @@ def test_one_descriptor_covers_all() -> None:
 
 def test_wait_events_in_threads() -> None:
     words: list[int] = []
+    stopped: queue.Queue[None] = queue.Queue()
 
     def take(agent: kvxfer.Agent) -> None:
         while True:
             for end in agent.wait_events(10, ["transfer_end"], limit=3):
                 if end.user_word == 0:
+                    stopped.put(None)
                     return
                 words.append(end.user_word)
 
@@ -81,8 +84,11 @@ def test_wait_events_in_threads() -> None:
             thread.start()
         for word in range(1, 101):
             left.notify(right.name, b"x", user_word=word)
+        # One call may return several ends, and a thread stops at the first with word 0: the next one
+        # is sent when the one before has stopped a thread.
         for _ in threads:
             left.notify(right.name, b"last", user_word=0).wait(5)
+            stopped.get(timeout=10)
         for thread in threads:
             thread.join(10)
             assert not thread.is_alive()

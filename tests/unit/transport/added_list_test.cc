@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/scale.h"
+
 namespace kvxfer::net {
 namespace {
 
@@ -40,7 +42,7 @@ TEST(AddedList, NothingIsLostBetweenThreads) {
   }
   std::set<int*> taken;
   while (taken.size() < kThreads * kEach) {
-    if (!list.any()) std::this_thread::yield();
+    if (!list.any()) testing::Pause();
     for (int* entry : list.Take()) EXPECT_TRUE(taken.insert(entry).second);
   }
   for (std::thread& adder : adders) adder.join();

@@ -245,7 +245,7 @@ TEST_F(EventQueueTest, ManyPushAndManyPoll) {
   for (uint64_t producer = 0; producer < kProducers; ++producer) {
     threads.emplace_back([&, producer] {
       for (uint64_t i = 0; i < each; ++i) {
-        while (!queue_->ReserveEnd(EndLane::kPosted)) std::this_thread::yield();
+        while (!queue_->ReserveEnd(EndLane::kPosted)) Pause();
         queue_->PushEnd(EndedTransfer(), EndLane::kPosted, producer * each + i);
       }
     });
@@ -259,7 +259,7 @@ TEST_F(EventQueueTest, ManyPushAndManyPoll) {
           mine.push_back(std::get<TransferEnd>(events[i]).user_word);
         }
         taken += count;
-        if (count == 0) std::this_thread::yield();
+        if (count == 0) Pause();
       }
     });
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/support/kv_nodes.h"
+#include "tests/support/scale.h"
 #include "tests/unit/agent/engine/engine_parts.h"
 
 namespace kvxfer::testing {
@@ -91,7 +92,7 @@ TEST_F(KvServiceTest, WaitingEndsWithTheCache) {
     runtime_.kv.EndWatch("kv", "r", watch->get());
     return alone;
   })) {
-    std::this_thread::yield();
+    Pause();
   }
   ASSERT_OK(service_.Deregister("kv"));
   waiter.join();

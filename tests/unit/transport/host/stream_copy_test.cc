@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/scale.h"
+
 namespace kvxfer {
 namespace {
 
@@ -127,7 +129,7 @@ TEST(StreamCopyTest, AReaderThatSeesTheFlagSeesTheBytes) {
   std::atomic<uint64_t> stale{0};
   std::thread reader([&] {
     for (uint64_t round = 1; round <= 500; ++round) {
-      while (published.load(std::memory_order_acquire) != round) std::this_thread::yield();
+      while (published.load(std::memory_order_acquire) != round) testing::Pause();
       for (uint64_t word : to) stale += word != round ? 1u : 0u;
       seen.store(round, std::memory_order_release);
     }
@@ -137,7 +139,7 @@ TEST(StreamCopyTest, AReaderThatSeesTheFlagSeesTheBytes) {
     StreamCopy(to.data(), from.data(), kBytes);
     StoreBarrier();
     published.store(round, std::memory_order_release);
-    while (seen.load(std::memory_order_acquire) != round) std::this_thread::yield();
+    while (seen.load(std::memory_order_acquire) != round) testing::Pause();
   }
   reader.join();
   EXPECT_EQ(stale.load(), 0u);
