@@ -1,6 +1,6 @@
 // The credit that initiators get back as the application takes their notifications.
 //
-// Thread-safety: all methods from any thread.
+// Thread-safety: all methods from any thread, but for what is the driver's.
 
 #ifndef KVXFER_AGENT_ENGINE_CREDIT_H_
 #define KVXFER_AGENT_ENGINE_CREDIT_H_
@@ -8,8 +8,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "kvxfer/notification.h"
+#include "src/core/base/ready_list.h"
 
 namespace kvxfer {
 
@@ -18,6 +22,8 @@ namespace kvxfer {
 struct CreditAccount {
   std::atomic<uint64_t> notifications{0};  // taken by the application
   std::atomic<uint64_t> bytes{0};
+  std::atomic<bool> returned{false};   // it is in ReturnedCredit
+  ReadyList::Member* ready = nullptr;  // of the session; the driver's. Null: it is over
 };
 
 // The credit that is returned when the application takes one notification.
@@ -31,6 +37,26 @@ struct Credit {
     account->bytes.fetch_add(bytes, std::memory_order_relaxed);
     account->notifications.fetch_add(1, std::memory_order_release);
   }
+};
+
+// The accounts to which credit was returned since the driver looked last.
+class ReturnedCredit {
+ public:
+  void Add(const std::shared_ptr<CreditAccount>& account) {
+    if (account->returned.exchange(true, std::memory_order_acq_rel)) return;
+    std::lock_guard lock(mu_);
+    accounts_.push_back(account);
+  }
+  std::vector<std::shared_ptr<CreditAccount>> Take() {
+    std::lock_guard lock(mu_);
+    // Before their credit is read: what is returned later adds its account again.
+    for (const auto& account : accounts_) account->returned.exchange(false);
+    return std::exchange(accounts_, {});
+  }
+
+ private:
+  std::mutex mu_;
+  std::vector<std::shared_ptr<CreditAccount>> accounts_;
 };
 
 }  // namespace kvxfer

@@ -130,7 +130,7 @@ void Engine::CloseAll() {
   // Half of the time at most, so that the connections have the other half to close.
   peers_.Close(why, std::min<Duration>(runtime_.options.cancel_grace, kCloseWithin / 2));
   // Sends the acknowledgements that are due before the connections close.
-  inbound_.Pump();
+  inbound_.Pump(Now());
   inbound_.Close(why);
 }
 
@@ -156,8 +156,7 @@ bool Engine::QuickRound(Time now, Leaving leaving) {
 void Engine::FinishRound(Time now, Leaving leaving) {
   runtime_.finished.clear();
   if (NextTimer() <= now) {
-    peers_.OnTimer(now);
-    inbound_.OnTimer(now);
+    runtime_.timers.Run(now);
     runtime_.kv.Expire(now);
     runtime_.leases.Expire(now);
   }
@@ -177,7 +176,7 @@ void Engine::SendAll(Time now, bool leaving) {
   peers_.Sweep();
   // Before inbound_.Pump, which sends the questions that Advance asks.
   memory_.Advance();
-  if (!runtime_.answers_wait) inbound_.Pump();
+  if (!runtime_.answers_wait) inbound_.Pump(now);
 }
 
 void Engine::OnAccepted(size_t backend, std::unique_ptr<Endpoint> endpoint) {
@@ -186,13 +185,14 @@ void Engine::OnAccepted(size_t backend, std::unique_ptr<Endpoint> endpoint) {
 }
 
 bool Engine::Arm() {
-  const bool due = memory_.due();
+  const bool due =
+      memory_.due() || runtime_.peers.any() || (!runtime_.answers_wait && runtime_.sessions.any());
   return poller_.Arm() && !due;
 }
 
 Time Engine::NextTimer() {
-  Time next = std::min({inbound_.NextTimer(), runtime_.kv.NextExpiry(),
-                        runtime_.leases.NextExpiry(), peers_.NextTimer()});
+  Time next =
+      std::min({runtime_.timers.next(), runtime_.kv.NextExpiry(), runtime_.leases.NextExpiry()});
   if (runtime_.staging.busy()) next = std::min<Time>(next, Now() + kCopyPoll);
   return next;
 }

@@ -268,7 +268,7 @@ size_t EventQueue::ended_leases() const {
 
 void EventQueue::Drained(const Credit& credit) {
   credit.GiveBack();
-  if (on_drained_) on_drained_(credit.bytes);
+  if (on_drained_) on_drained_(credit);
 }
 
 void EventQueue::Dispatch(Arrived arrived) {

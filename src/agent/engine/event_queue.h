@@ -53,8 +53,8 @@ class EventQueue {
   absl::StatusOr<int> Fd(AgentEventKinds kinds);
 
   // `f` runs each time the application has taken a notification, on the application's thread, with
-  // that notification's credit in bytes.
-  void set_on_drained(std::function<void(uint64_t)> f) { on_drained_ = std::move(f); }
+  // that notification's credit, which has been given back.
+  void set_on_drained(std::function<void(const Credit&)> f) { on_drained_ = std::move(f); }
 
   // Wakes nobody: the caller does, once for several notifications.
   void Push(Notification notification, Credit credit);
@@ -122,7 +122,7 @@ class EventQueue {
 
   Dispatcher* const dispatcher_;
   ProgressLoop* const loop_;
-  std::function<void(uint64_t)> on_drained_;
+  std::function<void(const Credit&)> on_drained_;
   std::atomic<AgentEventKinds> queued_{AgentEventKinds::kNone};  // of which there is one
   std::atomic<size_t> notified_{0};                              // in notifications_
   std::atomic<size_t> dispatched_{0};

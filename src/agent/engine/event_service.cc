@@ -4,12 +4,19 @@
 
 namespace kvxfer {
 
-// Credit is returned in a round. The application's thread requests one.
+// Sessions tell credit when they are visited. The application's thread requests that.
 EventService::EventService(Runtime* runtime, const CallGate* gate)
     : runtime_(runtime), gate_(gate), pace_(runtime->options) {
-  runtime_->events.set_on_drained([this](uint64_t bytes) {
-    if (pace_.OnDrained(bytes)) runtime_->loop.Submit([] {});
+  runtime_->events.set_on_drained([this](const Credit& credit) {
+    returned_.Add(credit.account);
+    if (pace_.OnDrained(credit.bytes)) runtime_->loop.Submit([this] { MarkReturned(); });
   });
+}
+
+void EventService::MarkReturned() {
+  for (const auto& account : returned_.Take()) {
+    if (account->ready != nullptr) account->ready->Mark();
+  }
 }
 
 size_t EventService::Poll(std::span<AgentEvent> events, AgentEventKinds kinds) {

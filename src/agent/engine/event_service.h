@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/event.h"
 #include "src/agent/engine/call_gate.h"
+#include "src/agent/engine/credit.h"
 #include "src/agent/engine/credit_pace.h"
 #include "src/agent/engine/runtime.h"
 
@@ -43,9 +44,12 @@ class EventService {
   }
 
  private:
+  void MarkReturned();
+
   Runtime* const runtime_;
   const CallGate* const gate_;
   CreditPace pace_;
+  ReturnedCredit returned_;
 };
 
 }  // namespace kvxfer

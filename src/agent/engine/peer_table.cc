@@ -80,11 +80,6 @@ Peer* PeerTable::Find(std::string_view name) {
   return it == peers_.end() ? nullptr : it->second.get();
 }
 
-void PeerTable::ForEach(absl::FunctionRef<void(Peer&)> act) {
-  for (auto& [name, peer] : peers_) act(*peer);
-  for (auto& peer : leaving_) act(*peer);
-}
-
 // Those to a peer that was removed or replaced are ending already.
 void PeerTable::Cancel(const internal::TransferRecord& transfer, const absl::Status& why) {
   if (transfer.group == nullptr) {
@@ -108,43 +103,19 @@ bool PeerTable::CancelBrokenGroups() {
   return true;
 }
 
-// The pass is repeated if it cancelled members of a group, or if a staging buffer was returned that
-// an earlier peer in the pass had wanted, or a session that it had waited for.
+// Repeated for what a staging buffer that was returned lets others do; cancelling members of a
+// group marks their peers.
 void PeerTable::Pump(Time now) {
   do {
-    runtime_->own_buffer_wanted = runtime_->own_buffer_freed = runtime_->session_freed = false;
-    if (runtime_->staging.open() && peers_.size() > 1) {
-      PumpInTurns(now);
-    } else {
-      ForEach([now](Peer& peer) { peer.Pump(now); });
-    }
-  } while (CancelBrokenGroups() || runtime_->own_buffer_freed || runtime_->session_freed);
-}
-
-// Peers compete for staging buffers and the first in order gets them, so each pass starts at
-// another peer.
-void PeerTable::PumpInTurns(Time now) {
-  auto first = peers_.upper_bound(pumped_first_);
-  if (first == peers_.end()) first = peers_.begin();
-  pumped_first_ = first->first;
-  for (auto it = first; it != peers_.end(); ++it) it->second->Pump(now);
-  for (auto it = peers_.begin(); it != first; ++it) it->second->Pump(now);
-  for (auto& peer : leaving_) peer->Pump(now);
-}
-
-void PeerTable::OnTimer(Time now) {
-  ForEach([now](Peer& peer) { peer.OnTimer(now); });
-}
-
-Time PeerTable::NextTimer() {
-  Time next = Time::max();
-  ForEach([&next](Peer& peer) { next = std::min(next, peer.NextTimer()); });
-  return next;
+    runtime_->own_buffer_wanted = runtime_->own_buffer_freed = false;
+    runtime_->peers.BeginPass();
+    runtime_->peers.Visit(now);
+  } while (CancelBrokenGroups() || runtime_->own_buffer_freed);
 }
 
 void PeerTable::Sweep() {
   // While closing, Finished looks at each peer.
-  if (closed_) return;
+  if (closed_ || leaving_.empty()) return;
   std::erase_if(leaving_, [this](const auto& peer) {
     if (!peer->Finished()) return false;
     Peer* heir = Find(peer->metadata().name);
@@ -160,10 +131,10 @@ void PeerTable::Close(const absl::Status& why, Duration within) {
   closed_ = true;
   for (auto& [name, peer] : peers_) {
     peer->Close(TransferState::kCancelled, why, within);
-    peer->Pump(Now());
     leaving_.push_back(std::move(peer));
   }
   peers_.clear();
+  Pump(Now());
 }
 
 bool PeerTable::Finished() const {

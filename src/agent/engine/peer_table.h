@@ -14,7 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "src/agent/engine/peer_views.h"
 #include "src/agent/engine/runtime.h"
@@ -41,10 +40,8 @@ class PeerTable {
   // Cancels a transfer, or each member of a group.
   void Cancel(const internal::TransferRecord& transfer, const absl::Status& why);
 
-  // Sends what can be sent.
+  // Has the peers that have something to do send what can be sent.
   void Pump(Time now);
-  void OnTimer(Time now);
-  Time NextTimer();
   // Forgets the peers whose connections have closed.
   void Sweep();
 
@@ -57,16 +54,12 @@ class PeerTable {
  private:
   void Update(Peer& peer, AgentMetadata metadata);
   void Replace(Peer& old, const Peer& by);
-  // Includes the peers in leaving_. `act` must not add or remove a peer.
-  void ForEach(absl::FunctionRef<void(Peer&)> act);
-  void PumpInTurns(Time now);
   bool CancelBrokenGroups();
 
   Runtime* const runtime_;
   InboundHub* const sessions_;
   PeerViews* const views_;
   std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
-  std::string pumped_first_{};
   // Removed or replaced peers whose connections are closing.
   std::vector<std::unique_ptr<Peer>> leaving_;
   bool closed_ = false;

@@ -25,7 +25,9 @@
 #include "src/agent/kv/kv_registry.h"
 #include "src/agent/kv/lease_service.h"
 #include "src/agent/staging/staging.h"
+#include "src/core/base/ready_list.h"
 #include "src/core/base/signing_key.h"
+#include "src/core/base/timer_heap.h"
 #include "src/core/plan/id_pool.h"
 #include "src/core/protocol/handshake.h"
 
@@ -71,6 +73,10 @@ struct Runtime {
   }
 
   Time now{};  // when the current round, or posting, began
+  // What has something to do: now, as an initiator or as a target, or at a time.
+  ReadyList peers;     // of Peer
+  ReadyList sessions;  // of InboundSession
+  TimerHeap timers;
   const AgentOptions options;
   std::optional<SigningKey> key;  // set by the engine
   Incarnation incarnation;        // of the key
@@ -97,8 +103,6 @@ struct Runtime {
   // An answer of the application is expected: what only answers the peer waits for it, until the
   // next round or post, which the background thread begins if nobody else does.
   bool answers_wait = false;
-  // A Peer that waited for another one of its incarnation to be closed may connect now.
-  bool session_freed = false;
   // Groups of which a member has failed. Their other members must be cancelled.
   std::vector<TransferPtr> broken_groups;
   // Endpoints that are finished, with their keys and users. They are destroyed after the round.

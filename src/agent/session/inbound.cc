@@ -58,9 +58,11 @@ void InboundLink::Close(const absl::Status& why) {
 
 void InboundHub::Accept(size_t backend, std::unique_ptr<Endpoint> endpoint) {
   InboundUser* const user = this;
-  auto link = std::make_unique<InboundLink>(user, ++last_link_, backend, runtime_->Carries(backend),
+  auto link = std::make_unique<InboundLink>(&runtime_->timers, user, ++last_link_, backend,
+                                            runtime_->Carries(backend),
                                             &arrival_capacities_[backend], std::move(endpoint));
   link->heard = Now();
+  link->timer.Set(link->heard + HelloWithin());
   link->handshake = std::make_unique<Handshake>(Handshake::Accepting(runtime_->NewSide(backend)));
   // Each holds a descriptor, a hello and a key, at most Handshake::kMaxMessageBytes each.
   if (unproved_.size() >= DescriptorsForUnproved()) {
@@ -134,7 +136,8 @@ SharedSession& InboundHub::SessionWith(const Incarnation& peer, const std::strin
   if (shared == nullptr) {
     SharedSession::User* const user = this;
     shared = std::make_unique<SharedSession>(
-        user, Session::Party{.name = runtime_->options.name, .incarnation = runtime_->incarnation},
+        &runtime_->timers, user,
+        Session::Party{.name = runtime_->options.name, .incarnation = runtime_->incarnation},
         Session::Party{.name = name, .incarnation = peer});
   }
   return *shared;
@@ -314,41 +317,13 @@ Duration InboundHub::HelloWithin() const {
   return std::max<Duration>(kHelloWithin, runtime_->options.connect_timeout);
 }
 
-void InboundHub::OnTimer(Time now) {
-  const Duration hello_within = HelloWithin();
-  for (auto& [key, link] : links_) {
-    if (link->session == nullptr && now - link->heard >= hello_within) {
-      CloseLink(*link, absl::DeadlineExceededError("no hello came"));
-    } else if (link->session != nullptr && now - link->heard >= kSilence) {
-      link->Close(absl::UnavailableError("the initiator is silent"));
-    }
-  }
-  for (const auto& [peer, shared] : shared_) {
-    shared->OnTimer(now);
-    const Session& session = shared->session();
-    if (session.state() != Session::State::kUnlinked || now - session.unlinked() < kSweepAfter) {
-      continue;
-    }
-    shared->End(absl::UnavailableError(
-                    absl::StrCat("peer ", session.peer().name, " did not connect again")),
-                SharedSession::Ends::kPreceding);
-  }
-}
-
-Time InboundHub::NextTimer() const {
-  const Duration hello_within = HelloWithin();
-  Time next = Time::max();
-  for (const auto& [key, link] : links_) {
-    if (link->closing) continue;
-    next = std::min(next, link->heard + (link->session == nullptr ? hello_within : kSilence));
-  }
-  for (const auto& [peer, shared] : shared_) {
-    next = std::min(next, shared->NextTimer());
-    const Session& session = shared->session();
-    if (session.state() != Session::State::kUnlinked) continue;
-    next = std::min(next, session.unlinked() + kSweepAfter);
-  }
-  return next;
+Time InboundHub::OnTimer(InboundLink& link, Time now) {
+  if (link.closing) return Time::max();
+  const Time due = link.heard + (link.session == nullptr ? HelloWithin() : kSilence);
+  if (now < due) return due;
+  CloseLink(link, link.session == nullptr ? absl::DeadlineExceededError("no hello came")
+                                          : absl::UnavailableError("the initiator is silent"));
+  return Time::max();
 }
 
 void InboundHub::Close(const absl::Status& why) {

@@ -40,18 +40,21 @@ class InboundUser {
   virtual ~InboundUser() = default;
   virtual void OnMessage(InboundLink& link, std::span<const std::byte> message) = 0;
   virtual void OnDown(InboundLink& link, const absl::Status& why) = 0;
+  // Looks whether it has been silent for too long. When to look again; Time::max(): not at all.
+  virtual Time OnTimer(InboundLink& link, Time now) = 0;
 };
 
 // One connection that a peer made.
-class InboundLink : public SessionLink {
+class InboundLink : public SessionLink, private TimerHeap::Timer::User {
  public:
-  InboundLink(InboundUser* link_user, uint64_t link_number, size_t backend_index,
+  InboundLink(TimerHeap* timers, InboundUser* link_user, uint64_t link_number, size_t backend_index,
               bool carries_control, ArrivalCapacity* link_capacity,
               std::unique_ptr<Endpoint> link_endpoint)
       : SessionLink(backend_index, false, carries_control, std::move(link_endpoint)),
         user(link_user),
         number(link_number),
-        space(link_capacity) {}
+        space(link_capacity),
+        timer(timers, this) {}
   bool open() const override { return !closing; }
   void OnEvent(Event& event) override;
   void Close(const absl::Status& why) override;
@@ -66,11 +69,16 @@ class InboundLink : public SessionLink {
   bool closing = false;
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
   RegionRun unlisted{.first = 1, .last = 0};
+  // Not moved by what is heard: when it comes, it looks how long ago that was.
+  TimerHeap::Timer timer;
+
+ private:
+  void OnTimer(Time now) override { timer.Set(user->OnTimer(*this, now)); }
 };
 
 // The half of a session whose target this agent is: what one incarnation of an initiator has going
 // here. It begins with the first connection that the initiator makes.
-struct InboundSession final : SessionHalf {
+struct InboundSession final : SessionHalf, private ReadyList::Member::User {
   // Receives what concerns other sessions as well.
   class User {
    public:
@@ -92,9 +100,14 @@ struct InboundSession final : SessionHalf {
                    .transfers = kMaxSessionTransfers}),
         runtime_(agent_runtime),
         user_(session_user),
-        stages_(agent_stages) {}
+        stages_(agent_stages),
+        ready_(&agent_runtime->sessions, this) {
+    account->ready = &ready_;
+  }
+  ~InboundSession() override { account->ready = nullptr; }
 
   // --- SessionHalf ---
+  void Mark() override { ready_.Mark(); }
   absl::Status OnFrame(const ReliableChannel::Incoming& frame) override;
   void OnFramesTaken() override { Act(absl::OkStatus()); }
   void OnSessionEnd(const absl::Status& why, Ends which) override;
@@ -110,7 +123,7 @@ struct InboundSession final : SessionHalf {
   void OnRailFenced(const InboundLink& link, uint32_t rail);
   // A connection has ended at the initiator, which says so over another one.
   void OnLinkGone(uint64_t dialled_number);
-  void SendPages(InboundLink& link);
+  bool SendPages(InboundLink& link) const;
 
   // --- what it brings ---
   // Carries out what an event led to; `status`: what `transfers` returned for it.
@@ -119,8 +132,6 @@ struct InboundSession final : SessionHalf {
   // nullopt: the answer comes later, by InboundHub::AnswerLate.
   void Answer(std::optional<LeaseAnswerFrame> answer);
   void TellCredit();
-  // Sends what is due.
-  void Pump();
 
   // Of the backends that it is connected over, each once.
   absl::InlinedVector<ArrivalCapacity*, 1> ArrivalCapacities() const;
@@ -147,9 +158,13 @@ struct InboundSession final : SessionHalf {
   bool over() const { return state != State::kOpen; }
 
  private:
+  // ReadyList::Member::User: sends what is due.
+  void Pump(Time now) override;
   void DeliverPart(const ArrivalTracker::Delivered& sent);
   void StartFence(const TargetSession::Fence& fence);
-  void TellFencedRails();
+  // False, of both: there was no room for all of it.
+  bool TellFencedRails();
+  bool SendPages();
   absl::Status TakeFrame(const ReliableChannel::Incoming& frame);
   // The initiator broke the protocol.
   void Fail(const absl::Status& why);
@@ -157,6 +172,7 @@ struct InboundSession final : SessionHalf {
   Runtime* const runtime_;
   User* const user_;
   StagingTarget* const stages_;
+  ReadyList::Member ready_;
 };
 
 class InboundHub : private InboundUser, private InboundSession::User, private SharedSession::User {
@@ -175,10 +191,8 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   void OpenArrivalCapacities();
   // `backend`: its place in Runtime::backends.
   void Accept(size_t backend, std::unique_ptr<Endpoint> endpoint);
-  // Sends what is due: acknowledgements, credit, frames.
-  void Pump();
-  void OnTimer(Time now);
-  Time NextTimer() const;
+  // Has the sessions that have something to do send what is due: acknowledgements, credit, frames.
+  void Pump(Time now);
   void Close(const absl::Status& why);
   // Ends what every incarnation of `peer` has going here. Its transfers that are in progress fail;
   // what it starts later comes in a new session. Nothing of it is kept once its connections are
@@ -199,9 +213,6 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   // Who has not answered, for a person.
   std::string Pending(uint64_t token) const;
 
-  // How long a session is kept without a connection.
-  static constexpr Duration kSweepAfter = std::chrono::seconds(60);
-
  private:
   void OnMessage(InboundLink& link, std::span<const std::byte> message) override;
   void OnHandshake(InboundLink& link, std::span<const std::byte> message);
@@ -211,6 +222,7 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   InboundSession* Begin(InboundLink& link, const HelloFrame& hello, SharedSession& shared);
   void SendHelloAck(InboundLink& link, uint16_t version);
   void OnDown(InboundLink& link, const absl::Status& why) override;
+  Time OnTimer(InboundLink& link, Time now) override;
   void OnUnlinked(SharedSession& shared, const absl::Status& why) override;
   void OnOver(SharedSession& shared) override;
   void OnQuiet(const InboundSession& session, uint64_t question) override;
@@ -238,7 +250,6 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   std::map<Incarnation, std::unique_ptr<InboundSession>> sessions_;
   std::vector<std::unique_ptr<InboundSession>> over_;  // destroyed in the next round
   std::vector<Incarnation> released_;                  // that Pump is to look at
-  Incarnation pumped_first_{};                         // the session that Pump began with
   std::map<const InboundLink*, std::unique_ptr<InboundLink>> links_;
   uint64_t last_link_ = 0;
   std::vector<InboundLink*> unproved_;  // of them, in the order of Accept; none that is closing

@@ -98,10 +98,12 @@ void InboundSession::Fail(const absl::Status& why) {
 }
 
 void InboundSession::OnImmediate(uint32_t immediate) {
+  ready_.Mark();
   if (!over()) Act(transfers.OnImmediate(immediate));
 }
 
 void InboundSession::OnFenced(const InboundLink& link, uint64_t transfer) {
+  ready_.Mark();
   if (!over()) Act(transfers.OnFenced(link.number, transfer));
 }
 
@@ -113,6 +115,7 @@ void InboundSession::OnLinkGone(uint64_t dialled_number) {
 
 // A rail of this connection failed at the initiator, which sends nothing over it before the answer.
 void InboundSession::OnFenceRail(const InboundLink& link, std::span<const std::byte> body) {
+  ready_.Mark();
   if (over()) return;
   const auto frame = Decode<RailFrame>(body);
   if (!frame.ok()) return Fail(frame.status());
@@ -124,18 +127,20 @@ void InboundSession::OnFenceRail(const InboundLink& link, std::span<const std::b
 }
 
 void InboundSession::OnRailFenced(const InboundLink& link, uint32_t rail) {
+  ready_.Mark();
   if (!over()) Act(transfers.OnRailFenced(link.number, rail));
 }
 
-void InboundSession::TellFencedRails() {
+bool InboundSession::TellFencedRails() {
   for (InboundLink* link : links) {
     while (const auto rail = transfers.NextFencedRail(link->number)) {
       const std::string message =
           EncodeMessage(FrameType::kRailFenced, 0, channel.received(), RailFrame{.rail = *rail});
-      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) break;
+      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) return false;
       transfers.OnAnswered(link->number, *rail);
     }
   }
+  return true;
 }
 
 void InboundSession::StartFence(const TargetSession::Fence& fence) {
@@ -220,9 +225,8 @@ void InboundHub::AnswerLate() {
   }
 }
 
-// Whom an answer wakes first gets the CPU first. Each session begins in its turn: a fixed order
-// gives the same ones more for as long as they live.
-void InboundHub::Pump() {
+// Whom an answer wakes first gets the CPU first: ReadyList has each session begin in its turn.
+void InboundHub::Pump(Time now) {
   over_.clear();
   for (const Incarnation& peer : std::exchange(released_, {})) Release(peer);
   AnswerLate();
@@ -231,32 +235,37 @@ void InboundHub::Pump() {
     questions_.OnGone(kGone, std::nullopt);
   }
   SweepHolders();
-  const auto first = sessions_.upper_bound(pumped_first_);
-  for (auto it = first; it != sessions_.end(); ++it) it->second->Pump();
-  for (auto it = sessions_.begin(); it != first; ++it) it->second->Pump();
-  const auto began = first == sessions_.end() ? sessions_.begin() : first;
-  pumped_first_ = began == sessions_.end() ? Incarnation{} : began->first;
+  runtime_->sessions.BeginPass();
+  runtime_->sessions.Visit(now);
 }
 
-void InboundSession::Pump() {
+void InboundSession::Pump(Time /*now*/) {
   if (over() || !shared->linked()) return;
-  for (InboundLink* link : links) SendPages(*link);
+  bool sent = SendPages();
   TellCredit();
-  shared->Flush(nullptr);
-  TellFencedRails();
+  sent &= shared->Flush(nullptr);
+  sent &= TellFencedRails();
+  if (!sent) ready_.Again();
+}
+
+bool InboundSession::SendPages() {
+  bool all = true;
+  for (InboundLink* link : links) all &= SendPages(*link);
+  return all;
 }
 
 // As far as there is room. Each is true when it is sent, and what is deregistered later is told by
 // QUIESCE.
-void InboundSession::SendPages(InboundLink& link) {
+bool InboundSession::SendPages(InboundLink& link) const {
   while (link.unlisted.first <= link.unlisted.last && !link.closing) {
     RegionsFrame page =
         runtime_->memory.Page(link.unlisted.first, link.unlisted.last, kMaxRegionRuns);
     page.target = runtime_->incarnation;
     const std::string message = EncodeMessage(FrameType::kRegions, 0, channel.received(), page);
-    if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return;
+    if (!link.endpoint->Send(std::as_bytes(std::span(message)))) return false;
     link.unlisted.first = page.last + 1;
   }
+  return true;
 }
 
 }  // namespace kvxfer

@@ -41,16 +41,21 @@ bool LinkKeeper::OnRailUp(Link& link, uint32_t rail) {
 }
 
 // Over the connection itself: lost only together with it, and then nothing needs a fence any more.
-void LinkKeeper::SendFences() {
-  parts_.paths->ForEachUpLink([this](Link& link) {
+bool LinkKeeper::SendFences() {
+  bool all = true;
+  parts_.paths->ForEachUpLink([&](Link& link) {
     if (link.rails.all_up()) return;
     for (auto due = link.rails.NextDue(); due.has_value(); due = link.rails.NextDue()) {
       const std::string message =
           parts_.session->Message(FrameType::kFenceRail, RailFrame{.rail = *due});
-      if (!link.endpoint->Send(std::as_bytes(std::span(message)))) break;
+      if (!link.endpoint->Send(std::as_bytes(std::span(message)))) {
+        all = false;
+        break;
+      }
       link.rails.OnFenceSent(*due);
     }
   });
+  return all;
 }
 
 // From here on nothing of the rail's earlier life is on the way, and all of it that arrived has

@@ -36,8 +36,8 @@ class LinkKeeper {
   bool OnRailUp(Link& link, uint32_t rail);
   // The target's answer to a fence. An error: it broke the protocol.
   absl::Status OnRailFenced(Link& link, const RailFrame& frame);
-  // Asks the target for the fences that are due.
-  void SendFences();
+  // Asks the target for the fences that are due. False: a connection has no room for it yet.
+  bool SendFences();
   // Rails whose time is over.
   void OnRailTimer(Time now);
   // Pings, and links that take too long to become up. `in_use`: transfers are under way.

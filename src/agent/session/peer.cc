@@ -7,6 +7,8 @@ namespace kvxfer {
 Peer::Peer(Runtime* runtime, InboundHub* sessions, AgentMetadata metadata)
     : runtime_(runtime),
       sessions_(sessions),
+      ready_(&runtime->peers, this),
+      timer_(&runtime->timers, this),
       metadata_(std::move(metadata)),
       paths_(runtime, &metadata_, &regions_, this),
       shared_(sessions->SessionWith(metadata_.incarnation, metadata_.name)),
@@ -17,7 +19,8 @@ Peer::Peer(Runtime* runtime, InboundHub* sessions, AgentMetadata metadata)
                   .paths = &paths_,
                   .regions = &regions_,
                   .session = &session_,
-                  .tracker = &tracker_}),
+                  .tracker = &tracker_,
+                  .ready = &ready_}),
       keeper_({.runtime = runtime,
                .peer = &metadata_,
                .paths = &paths_,
@@ -48,6 +51,7 @@ void Peer::OnMetadata() {
                .queued = transfers_.count()});
   paths_.OnMetadata();
   transfers_.DropDeadKeys();
+  ready_.Mark();
 }
 
 void Peer::Close(TransferState state, const absl::Status& why, Duration within) {
@@ -63,6 +67,7 @@ void Peer::Close(TransferState state, const absl::Status& why, Duration within) 
   transfers_.Settle();
   CheckDeath(why);
   FinishClosing(now);
+  ready_.Mark();
 }
 
 // The aborts of what was in flight have to reach the target, and its answers this side: without
@@ -74,16 +79,25 @@ void Peer::FinishClosing(Time now) {
   });
   transfers_.Settle();
   EndSession(close_why_, Ends::kAll);
-  const bool active = shared_.IsActive(this);
   shared_.Leave(this);
-  runtime_->session_freed |= active && shared_.has_initiator();
   // Nobody says so any more once the links are down.
   OnSessionRenewed();
 }
 
 void Peer::Submit(TransferPtr record) {
+  ready_.Mark();
   transfers_.Submit(std::move(record),
                     closing_ ? absl::CancelledError(kPeerRemoved) : absl::OkStatus());
+}
+
+void Peer::Cancel(uint64_t id, const absl::Status& why) {
+  ready_.Mark();
+  transfers_.Cancel(id, why);
+}
+
+void Peer::Inherit(const Peer& before) {
+  ready_.Mark();
+  transfers_.Inherit(before.transfers_);
 }
 
 void Peer::Pump(Time now) {
@@ -95,13 +109,22 @@ void Peer::Pump(Time now) {
   }
   transfers_.TellStagedEnds();
   transfers_.GiveBackRecalled();
-  keeper_.SendFences();
-  shared_.Flush(transfers_.inline_link(), runtime_->answers_wait || runtime_->copied > 0);
+  bool sent = keeper_.SendFences();
+  sent &= shared_.Flush(transfers_.inline_link(), runtime_->answers_wait || runtime_->copied > 0);
   transfers_.OnMessagesSent();
   FinishClosing(now);
+  if (!sent || Waits()) ready_.Again();
+  timer_.Set(NextTimer());
+}
+
+bool Peer::Waits() const {
+  if (closing_) return false;
+  return transfers_.unposted() || (transfers_.waits() && !shared_.linked()) ||
+         (transfers_.orphans() && paths_.links() == 0);
 }
 
 void Peer::OnTimer(Time now) {
+  ready_.Mark();
   transfers_.OnTimer(now);
   keeper_.OnRailTimer(now);
   transfers_.Settle();

@@ -47,7 +47,10 @@ struct PeerView {
   std::shared_ptr<std::atomic<uint32_t>> queued{};  // posted and not ended
 };
 
-class Peer : private PathSet::User, private InitiatorHalf {
+class Peer : private PathSet::User,
+             private InitiatorHalf,
+             private ReadyList::Member::User,
+             private TimerHeap::Timer::User {
  public:
   // Both outlive it. `sessions` has the session with its incarnation.
   Peer(Runtime* runtime, InboundHub* sessions, AgentMetadata metadata);
@@ -60,21 +63,16 @@ class Peer : private PathSet::User, private InitiatorHalf {
 
   void Submit(TransferPtr record);
   // The transfer `id` of this agent, if this peer has it and it has not ended.
-  void Cancel(uint64_t id, const absl::Status& why) { transfers_.Cancel(id, why); }
+  void Cancel(uint64_t id, const absl::Status& why);
   // Ends every transfer as `state`, and closes every connection once the target has said that it
-  // lets go of them, or `within` from now. Pump goes on; call Finished until true.
+  // lets go of them, or `within` from now. Passes go on; call Finished until true.
   void Close(TransferState state, const absl::Status& why, Duration within);
   bool Finished() const { return paths_.links() == 0 && !transfers_.copies(); }
   // Takes over the quarantines of `before`, which knew the same incarnation and is finished.
-  void Inherit(const Peer& before) { transfers_.Inherit(before.transfers_); }
+  void Inherit(const Peer& before);
 
   // The incarnation is proven dead: nothing of its transfers can land any more.
   void OnDeath(const absl::Status& why);
-
-  // Sends what can be sent.
-  void Pump(Time now);
-  void OnTimer(Time now);
-  Time NextTimer() const;
 
   const PathSet& paths() const { return paths_; }
 
@@ -86,6 +84,12 @@ class Peer : private PathSet::User, private InitiatorHalf {
   bool MaySpeak() const override { return shared_.linked(); }
   void OnDown(Link& link, const absl::Status& why);
   void FinishClosing(Time now);
+  // ReadyList::Member::User: sends what can be sent.
+  void Pump(Time now) override;
+  // For what nothing announces: it is looked at in each pass.
+  bool Waits() const;
+  void OnTimer(Time now) override;
+  Time NextTimer() const;
   void OnMetadata();
   void KeepAlive(Time now);
 
@@ -99,6 +103,7 @@ class Peer : private PathSet::User, private InitiatorHalf {
   void CheckDeath(const absl::Status& why);
   void EndSession(const absl::Status& why, Ends which);
   // InitiatorHalf.
+  void Mark() override { ready_.Mark(); }
   absl::Status OnFrame(const ReliableChannel::Incoming& frame) override {
     return transfers_.OnNumbered(frame);
   }
@@ -115,6 +120,8 @@ class Peer : private PathSet::User, private InitiatorHalf {
 
   Runtime* const runtime_;
   InboundHub* const sessions_;
+  ReadyList::Member ready_;
+  TimerHeap::Timer timer_;
   AgentMetadata metadata_;
   RemoteRegions regions_;
   PathSet paths_;

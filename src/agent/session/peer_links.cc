@@ -40,6 +40,7 @@ void Peer::OnLinkEvent(Link& link, Event& event) {
       break;
   }
   transfers_.Settle();
+  ready_.Mark();
 }
 
 bool Peer::MayConnect() const {

@@ -112,6 +112,7 @@ void Peer::OnDeath(const absl::Status& why) {
   EndSession(why, Ends::kAll);
   transfers_.OnQuiet();
   transfers_.Settle();
+  ready_.Mark();
 }
 
 // A peer that waits for another one of its incarnation to be closed has nothing in its session.
@@ -133,11 +134,13 @@ void Peer::OnSessionEnd(const absl::Status& why, Ends which) {
     link.Close(why);
   });
   transfers_.Settle();
+  ready_.Mark();
 }
 
 void Peer::OnSessionRenewed() {
   tracker_.NewSession();
   transfers_.OnNewSession();
+  ready_.Mark();
 }
 
 }  // namespace kvxfer

@@ -45,6 +45,8 @@ class Sender {
   // A round: posts what the rails take. Ends nothing but what can never be let go.
   void Post(Time now);
 
+  // Some have data that is not posted yet.
+  bool sends() const { return !sending_.empty(); }
   // A transfer is held back by a ready flag, which nothing signals.
   bool waits_ready() const { return waits_ready_; }
   // When points in CUDA streams are to be looked at; Time::max(): nobody waits for one.

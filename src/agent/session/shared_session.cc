@@ -26,21 +26,50 @@ void SessionLink::Ping(const Session& session, Time now) {
   endpoint->Send(std::as_bytes(std::span(ping)));
 }
 
-SharedSession::SharedSession(User* user, Session::Party self, Session::Party peer)
+SharedSession::SharedSession(TimerHeap* timers, User* user, const Session::Party& self,
+                             const Session::Party& peer)
     : user_(user),
+      timer_(timers, this),
       session_(self, peer, RandomNonZero64(), Now()),
-      smaller_(self.incarnation < peer.incarnation) {}
+      smaller_(self.incarnation < peer.incarnation) {
+  session_.channel().set_user(this);
+}
+
+// --- its halves ---
+
+void SharedSession::Leave(const InitiatorHalf* half) {
+  std::erase(initiators_, half);
+  if (has_initiator()) initiators_.front()->Mark();
+}
+
+// Whose frame it is flushes it; where that half is gone, the other one.
+void SharedSession::OnPushed(FrameType type) {
+  if (has_initiator() && (IsFromInitiator(type) || target_ == nullptr)) {
+    initiators_.front()->Mark();
+  } else if (target_ != nullptr) {
+    target_->Mark();
+  }
+}
+
+void SharedSession::MarkBoth() {
+  if (has_initiator()) initiators_.front()->Mark();
+  if (target_ != nullptr) target_->Mark();
+}
 
 // --- links ---
 
 void SharedSession::OnLinkUp(SessionLink& link) {
   links_.push_back(&link);
   session_.OnLinkUp();
+  MarkBoth();
+  SetTimer();
 }
 
 void SharedSession::OnLinkDown(const SessionLink& link, const absl::Status& why, Time now) {
   if (std::erase(links_, &link) == 0) return;
   session_.OnLinkDown(now);
+  MarkBoth();
+  SetTimer();
   if (link.carries) CloseUncarried(why);
   if (session_.state() == Session::State::kUnlinked) user_->OnUnlinked(*this, why);
   RenewIfOver();
@@ -80,13 +109,30 @@ bool SharedSession::HasChoice() const {
              links_, [](const SessionLink* link) { return link->open() && link->carries; }) > 1;
 }
 
-Time SharedSession::NextTimer() const {
+Time SharedSession::NextLook() const {
   if (session_.channel().kept() == 0 || !HasChoice()) return Time::max();
   return watch_.NextLook(Best()->health());
 }
 
+// Sooner, never later: one that comes too soon sets itself again, and acknowledgements, which come
+// all the time, need not touch it.
+void SharedSession::SetTimer() {
+  const bool unlinked = session_.state() == Session::State::kUnlinked;
+  const Time next = unlinked ? session_.unlinked() + kSweepAfter : NextLook();
+  if (next < timer_.due()) timer_.Set(next);
+}
+
 void SharedSession::OnTimer(Time now) {
-  if (now < NextTimer()) return;
+  if (session_.state() == Session::State::kUnlinked && now >= session_.unlinked() + kSweepAfter) {
+    return End(absl::UnavailableError(
+                   absl::StrCat("peer ", session_.peer().name, " did not connect again")),
+               Ends::kPreceding);
+  }
+  if (now >= NextLook()) Look(now);
+  SetTimer();
+}
+
+void SharedSession::Look(Time now) {
   SessionLink& link = *Best();
   switch (watch_.Look(session_.channel().oldest(), link.health(), now)) {
     case FrameWatch::Step::kNone:
@@ -131,6 +177,7 @@ absl::Status SharedSession::OnPing(SessionLink& link, const Envelope& envelope) 
 
 void SharedSession::OnPong(SessionLink& link) {
   link.unanswered = Time{};
+  SetTimer();
   if (!std::exchange(link.avoided, false)) return;
   Log(LogLevel::kInfo, "peer {}: the connection that {} made ({}) answers again",
       session_.peer().name, link.dialled ? "this agent" : "the peer",
@@ -162,33 +209,42 @@ absl::Status SharedSession::Pass(const ReliableChannel::Incoming& frame) {
     return absl::InvalidArgumentError(absl::StrCat("frame of type ", static_cast<int>(frame.type),
                                                    " is about nothing that ever was"));
   }
+  half->Mark();
   if (auto status = half->OnFrame(frame); !status.ok()) return status;
   // An answer is told before what the peer begins after it.
   if (half != target_) half->OnFramesTaken();
   return absl::OkStatus();
 }
 
-void SharedSession::Flush(SessionLink* over, bool answers_wait) {
+bool SharedSession::Flush(SessionLink* over, bool answers_wait) {
   const bool takes_it = over != nullptr && over->carries && !over->health().owes;
   SessionLink* const link = takes_it ? over : Best();
-  if (link == nullptr) return;
+  if (link == nullptr) return true;  // a link that comes up says so
   ReliableChannel& channel = session_.channel();
   if (answers_wait && channel.AllToSend([](FrameType type) { return !IsFromInitiator(type); })) {
-    return;
+    return true;
   }
+  const bool all = SendFrames(*link);
+  SetTimer();
+  return all;
+}
+
+bool SharedSession::SendFrames(SessionLink& link) {
+  ReliableChannel& channel = session_.channel();
   std::string several;
   while (const size_t count = channel.GatherToSend(kMaxGatheredBytes, several)) {
-    if (!link->endpoint->Send(std::as_bytes(std::span(several)))) return;
+    if (!link.endpoint->Send(std::as_bytes(std::span(several)))) return false;
     for (size_t i = 0; i < count; ++i) channel.MessageSent();
   }
   while (const std::string* message = channel.NextToSend()) {
-    if (!link->endpoint->Send(std::as_bytes(std::span(*message)))) return;
+    if (!link.endpoint->Send(std::as_bytes(std::span(*message)))) return false;
     channel.MessageSent();
   }
-  if (!channel.ack_pressing()) return;
+  if (!channel.ack_pressing()) return true;
   const std::string ack = channel.AckMessage();
   // If it does not fit it is dropped: the next message acknowledges too.
-  link->endpoint->Send(std::as_bytes(std::span(ack)));
+  link.endpoint->Send(std::as_bytes(std::span(ack)));
+  return true;
 }
 
 // --- the end ---
@@ -213,6 +269,7 @@ void SharedSession::RenewIfOver() {
   if (!session_.renewable()) return;
   user_->OnOver(*this);
   session_.Renew();
+  session_.channel().set_user(this);  // it is a new one
   if (has_initiator()) initiators_.front()->OnSessionRenewed();
 }
 

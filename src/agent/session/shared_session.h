@@ -13,6 +13,7 @@
 #ifndef KVXFER_AGENT_SESSION_SHARED_SESSION_H_
 #define KVXFER_AGENT_SESSION_SHARED_SESSION_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -24,6 +25,7 @@
 #include "kvxfer/backend.h"
 #include "src/agent/engine/runtime.h"
 #include "src/core/base/clock.h"
+#include "src/core/base/timer_heap.h"
 #include "src/core/protocol/frame_watch.h"
 #include "src/core/protocol/session.h"
 
@@ -61,6 +63,8 @@ class SessionHalf {
   enum class Ends : uint8_t { kAll, kPreceding };
 
   virtual ~SessionHalf() = default;
+  // It has something to do: it flushes the session in the next pass.
+  virtual void Mark() = 0;
   // A frame for this half, in order. An error: the peer broke the protocol.
   virtual absl::Status OnFrame(const ReliableChannel::Incoming& frame) = 0;
   // Frames have been taken, for whichever half: carries out what follows from them.
@@ -75,20 +79,25 @@ class InitiatorHalf : public SessionHalf {
   virtual void OnSessionRenewed() = 0;
 };
 
-class SharedSession {
+class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::User {
  public:
   using Ends = SessionHalf::Ends;
 
   class User {
    public:
     virtual ~User() = default;
-    // The last link is down. The session goes on.
+    // The last link is down. The session goes on, until it ends kSweepAfter from now.
     virtual void OnUnlinked(SharedSession& shared, const absl::Status& why) = 0;
     // It is over, and nothing of it can land any more. The target half is there for the last time.
     virtual void OnOver(SharedSession& shared) = 0;
   };
 
-  SharedSession(User* user, Session::Party self, Session::Party peer);
+  // How long a session is kept without a connection.
+  static constexpr Duration kSweepAfter = std::chrono::seconds(60);
+
+  // Both outlive it.
+  SharedSession(TimerHeap* timers, User* user, const Session::Party& self,
+                const Session::Party& peer);
 
   Session& session() { return session_; }
   const Session& session() const { return session_; }
@@ -103,7 +112,7 @@ class SharedSession {
     initiators_.push_back(half);
     ++holders_;
   }
-  void Leave(const InitiatorHalf* half) { std::erase(initiators_, half); }
+  void Leave(const InitiatorHalf* half);
   void LetGo() { --holders_; }
   bool IsActive(const InitiatorHalf* half) const {
     return !initiators_.empty() && initiators_.front() == half;
@@ -120,10 +129,6 @@ class SharedSession {
   // The peer has a connection of its own to this agent.
   bool PeerDialled() const;
 
-  // Finds out whether the link that frames take still answers.
-  void OnTimer(Time now);
-  Time NextTimer() const;
-
   // --- messages ---
   // One that came over a link that is up. Those that are about this link alone (a rail and its
   // fence) are not handled here, except for their acknowledgement. An error: the peer broke the
@@ -131,8 +136,8 @@ class SharedSession {
   absl::Status OnMessage(SessionLink& link, const Envelope& envelope);
   // Sends what there is, as far as there is space. `over`: the link to take, if it carries and owes
   // no pong; null: the best one. `answers_wait`: nothing, if there are only answers to what the
-  // peer initiates.
-  void Flush(SessionLink* over, bool answers_wait = false);
+  // peer initiates. False: there was no room for all of it.
+  bool Flush(SessionLink* over, bool answers_wait = false);
 
   // --- the end ---
   // The peer broke the protocol.
@@ -141,6 +146,15 @@ class SharedSession {
   void End(const absl::Status& why, Ends which);
 
  private:
+  // ReliableChannel::User.
+  void OnPushed(FrameType type) override;
+  void MarkBoth();
+  // Finds out whether the link that frames take still answers, and ends a session that nobody
+  // connects.
+  void OnTimer(Time now) override;
+  void Look(Time now);
+  void SetTimer();
+  Time NextLook() const;
   // The same for both ends, where both have the same backends and all links answer: of two links
   // over one backend, that which the smaller incarnation dialled. So a conversation stays on one
   // connection.
@@ -151,11 +165,14 @@ class SharedSession {
   absl::Status OnPing(SessionLink& link, const Envelope& envelope);
   void OnPong(SessionLink& link);
   absl::Status OnNumbered(const Envelope& envelope);
+  // False: there was no room for all of it.
+  bool SendFrames(SessionLink& link);
   absl::Status Pass(const ReliableChannel::Incoming& frame);
   void CloseUncarried(const absl::Status& why);
   void RenewIfOver();
 
   User* const user_;
+  TimerHeap::Timer timer_;
   Session session_;
   const bool smaller_;               // this incarnation
   std::vector<SessionLink*> links_;  // that are up, or closing

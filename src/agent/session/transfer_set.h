@@ -47,6 +47,7 @@ class TransferSet final : private Admission::User, private StagerUser {
     RemoteRegions* regions = nullptr;
     Session* session = nullptr;
     SendTracker* tracker = nullptr;
+    ReadyList::Member* ready = nullptr;  // of who calls Post
   };
   explicit TransferSet(const Parts& parts);
 
@@ -100,6 +101,8 @@ class TransferSet final : private Admission::User, private StagerUser {
   // Some of either wait for the peer.
   bool waits() const { return active() || orphans(); }
   bool queued() const { return !queue_.empty(); }
+  // Post has left something that may begin, or be posted, without a word to say so.
+  bool unposted() const { return queued() || sender_.sends() || stager_.begins(); }
   // This side's GPUs are copying for one.
   bool copies() const { return stager_.moving(); }
   // Takes over the quarantines of `before`, of the same incarnation, which is finished.
@@ -111,6 +114,7 @@ class TransferSet final : private Admission::User, private StagerUser {
   // The stager's children, and its ops.
   absl::Status BeginChild(const TransferPtr& child, Link* link) override;
   void EndChild(uint64_t child, const absl::Status& why, Time give_up) override;
+  void OnMoved() override { parts_.ready->Mark(); }
   void OnStaged(uint64_t op, const absl::Status& status) override;
   void OnSettled(const TransferPtr& whole) override;
 

@@ -117,6 +117,7 @@ void Stager::StartMove(uint64_t child, StagedOp& op) {
 }
 
 void Stager::OnMoved(uint64_t child, const absl::Status& status) {
+  user_->OnMoved();
   StagedOp& op = ops_.at(child);
   const bool write = op.whole->kind == TransferKind::kWrite;
   if (!status.ok()) return Finish(child, status);

@@ -52,6 +52,8 @@ class StagerUser {
   virtual absl::Status BeginChild(const TransferPtr& child, Link* link) = 0;
   // Ends one, by `give_up` at the latest.
   virtual void EndChild(uint64_t child, const absl::Status& why, Time give_up) = 0;
+  // A copy by this side's GPU is over: Begin or TellEnds follows.
+  virtual void OnMoved() = 0;
   // An op that was posted here is over.
   virtual void OnStaged(uint64_t op, const absl::Status& status) = 0;
   // No op of `whole` moves bytes any more, though it was over for some of them; see Outstanding.

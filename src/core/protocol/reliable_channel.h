@@ -29,6 +29,15 @@ class ReliableChannel {
     std::span<const std::byte> body{};
   };
 
+  class User {
+   public:
+    virtual ~User() = default;
+    // A frame is to be sent.
+    virtual void OnPushed(FrameType type) = 0;
+  };
+  // Null: none. It outlives the channel.
+  void set_user(User* user) { user_ = user; }
+
   // --- sending ---
   // `body`: a frame of wire_format.h, or an encoded one.
   template <typename Body>
@@ -37,6 +46,7 @@ class ReliableChannel {
     kept_.push_back(
         {.sequence = last_sequence_, .message = EncodeMessage(type, last_sequence_, 0, body)});
     kept_bytes_ += kept_.back().message.size();
+    if (user_ != nullptr) user_->OnPushed(type);
   }
   // The next message for the transport, with the current ack written into it, or null. It stays
   // kept until it is acknowledged. Call MessageSent once the transport has accepted it, before any
@@ -94,6 +104,7 @@ class ReliableChannel {
     bytes_since_ack_ = 0;
   }
 
+  User* user_ = nullptr;
   struct Kept {
     uint64_t sequence;
     std::string message{};

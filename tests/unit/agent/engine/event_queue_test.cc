@@ -164,7 +164,7 @@ TEST_F(EventQueueTest, DropsTheOldestBeyondItsBounds) {
 
 TEST_F(EventQueueTest, TakenNotificationsReturnTheirCredit) {
   uint64_t drained = 0;
-  queue_->set_on_drained([&](uint64_t bytes) { drained += bytes; });
+  queue_->set_on_drained([&](const Credit& credit) { drained += credit.bytes; });
   for (int i = 0; i < 3; ++i) Notify("four");
   EXPECT_EQ(queue_->undrained(), 3u);
   EXPECT_EQ(Poll(Kinds::kAll, 2).size(), 2u);

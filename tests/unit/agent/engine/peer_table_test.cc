@@ -143,7 +143,7 @@ TEST_F(PeerTableTest, CloseEndsAllAndKeepsThemUntilTheyAreDown) {
   EXPECT_EQ(transfer->state(), TransferState::kCancelled);
   EXPECT_EQ(peers_.Find("decode-1"), nullptr);
   EXPECT_TRUE(peers_.Finished());
-  EXPECT_EQ(peers_.NextTimer(), Time::max());
+  EXPECT_EQ(runtime_.timers.next(), Time::max());
 }
 
 class GroupTest : public PeerTableTest {

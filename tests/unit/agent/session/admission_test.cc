@@ -36,6 +36,7 @@ class AdmissionTest : public ::testing::Test,
     return absl::OkStatus();
   }
   void EndChild(uint64_t /*child*/, const absl::Status& /*why*/, Time /*by*/) override {}
+  void OnMoved() override {}
   void OnStaged(uint64_t /*op*/, const absl::Status& /*status*/) override {}
   void OnSettled(const TransferPtr& /*whole*/) override {}
 

@@ -61,6 +61,7 @@ class BareLink : public SessionLink {
 class Half : public InitiatorHalf {
  public:
   Half(std::string name, std::vector<std::string>* log) : name_(std::move(name)), log_(log) {}
+  void Mark() override { ++marks; }
   absl::Status OnFrame(const ReliableChannel::Incoming& frame) override {
     log_->push_back(name_ + " takes " + std::to_string(static_cast<int>(frame.type)));
     return answer;
@@ -72,6 +73,7 @@ class Half : public InitiatorHalf {
   }
   void OnSessionRenewed() override { log_->push_back(name_ + " begins"); }
   absl::Status answer{};
+  int marks = 0;
 
  private:
   const std::string name_;
@@ -96,7 +98,8 @@ class SharedSessionTest : public ::testing::Test, public SharedSession::User {
 
   std::vector<std::string> log_;
   uint64_t sequence_ = 0;
-  SharedSession shared_{this, PartyOf(1, "here"), PartyOf(2, "there")};
+  TimerHeap timers_;
+  SharedSession shared_{&timers_, this, PartyOf(1, "here"), PartyOf(2, "there")};
   Half target_{"target", &log_};
   Half initiator_{"initiator", &log_};
 
@@ -106,7 +109,7 @@ class SharedSessionTest : public ::testing::Test, public SharedSession::User {
   }
   void OnOver(SharedSession& shared) override {
     EXPECT_TRUE(shared.session().renewable());
-    log_.push_back("over");
+    log_.emplace_back("over");
   }
 };
 
@@ -143,7 +146,7 @@ TEST_F(SharedSessionTest, FramesTakeTheFirstBackendWhoeverDialled) {
 // So that both sides speak over the same one.
 TEST_F(SharedSessionTest, OfTwoLinksThatOfTheSmallerIncarnationIsTaken) {
   for (const bool smaller : {true, false}) {
-    SharedSession shared(this, PartyOf(smaller ? 1 : 3, "here"), PartyOf(2, "there"));
+    SharedSession shared(&timers_, this, PartyOf(smaller ? 1 : 3, "here"), PartyOf(2, "there"));
     BareLink own(0, true);
     BareLink theirs(0, false);
     shared.OnLinkUp(theirs);
@@ -268,9 +271,9 @@ class Silence : public SharedSessionTest {
   // Its timers, for as long as there are any.
   void Pass(Duration time) {
     const Time end = now_ + time;
-    for (Time next = shared_.NextTimer(); next <= end; next = shared_.NextTimer()) {
-      now_ = std::max(now_, next);
-      shared_.OnTimer(now_);
+    while (timers_.next() <= end) {
+      now_ = std::max(now_, timers_.next());
+      timers_.Run(now_);
     }
     now_ = end;
   }
@@ -315,7 +318,8 @@ TEST_F(Silence, AnAnswerIsEnough) {
   Pass(FrameWatch::kLook);
   EXPECT_EQ(best_.Sent(), kPing);
   Pong(best_, 1);
-  EXPECT_EQ(shared_.NextTimer(), Time::max()) << "nothing waits";
+  Pass(2 * FrameWatch::kLook);
+  EXPECT_EQ(timers_.next(), Time::max()) << "nothing waits";
   // Expect one question for each frame that waits, not for each look.
   for (int i = 0; i < 10; ++i) {
     Say();
@@ -333,14 +337,22 @@ TEST_F(Silence, AnAnswerIsEnough) {
 // Expect no question where its answer would change nothing.
 TEST_F(Silence, WithoutAChoiceNobodyIsAsked) {
   other_.is_open = false;
-  EXPECT_EQ(shared_.NextTimer(), Time::max());
-  other_.is_open = true;
-  EXPECT_NE(shared_.NextTimer(), Time::max());
+  const auto expect_none = [this] {
+    Pass(std::chrono::seconds(1));
+    EXPECT_EQ(timers_.next(), Time::max());
+    EXPECT_TRUE(best_.Sent().empty());
+  };
+  expect_none();
   Lose(other_);
-  EXPECT_EQ(shared_.NextTimer(), Time::max());
+  expect_none();
   BareLink data(0, false, false);
   shared_.OnLinkUp(data);
-  EXPECT_EQ(shared_.NextTimer(), Time::max());
+  expect_none();
+  // Expect the question when there is a choice.
+  BareLink control(0, false);
+  shared_.OnLinkUp(control);
+  Pass(2 * FrameWatch::kLook);
+  EXPECT_EQ(best_.Sent(), kPing);
 }
 
 // The peer has stopped. Expect the frames over each link once, not again and again.
@@ -398,6 +410,61 @@ TEST_F(Silence, APingIsAnsweredOverItsLink) {
   Ping(other_);
   EXPECT_EQ(other_.Sent(), Types{FrameType::kPong});
   EXPECT_FALSE(shared_.OnMessage(other_, {.type = FrameType::kPing}).ok());
+}
+
+// Expect each half to be told of what it has to send or has to do, and of every link.
+TEST_F(SharedSessionTest, MarksWhoHasSomethingToDo) {
+  const auto marks = [this] {
+    return std::pair(std::exchange(initiator_.marks, 0), std::exchange(target_.marks, 0));
+  };
+  shared_.Enter(&initiator_);
+  Say();
+  EXPECT_EQ(marks(), std::pair(1, 0));
+  shared_.session().channel().Push(FrameType::kReleased, ReleasedFrame{});
+  EXPECT_EQ(marks(), std::pair(1, 0)) << "there is nobody else to flush it";
+  shared_.SetTarget(&target_);
+  shared_.session().channel().Push(FrameType::kReleased, ReleasedFrame{});
+  EXPECT_EQ(marks(), std::pair(0, 1));
+  BareLink link(0, true);
+  shared_.OnLinkUp(link);
+  EXPECT_EQ(marks(), std::pair(1, 1));
+  EXPECT_OK(shared_.OnMessage(link, Numbered(FrameType::kOpen)));
+  EXPECT_EQ(marks(), std::pair(0, 1));
+  EXPECT_OK(shared_.OnMessage(link, Numbered(FrameType::kReleased)));
+  EXPECT_EQ(marks(), std::pair(1, 0));
+  Lose(link);
+  EXPECT_EQ(marks(), std::pair(1, 1));
+  // Expect the session that follows to tell too.
+  shared_.End(absl::UnavailableError("over"), Ends::kAll);
+  marks();
+  Say();
+  EXPECT_EQ(marks(), std::pair(1, 0));
+  // Expect whoever has waited behind the first to be told that it is its turn.
+  Half next("next", &log_);
+  shared_.Enter(&next);
+  shared_.Leave(&initiator_);
+  EXPECT_EQ(next.marks, 1);
+  shared_.Leave(&next);
+  shared_.SetTarget(nullptr);
+}
+
+TEST_F(SharedSessionTest, WhatNobodyConnectsEnds) {
+  shared_.SetTarget(&target_);
+  BareLink link(0, true);
+  shared_.OnLinkUp(link);
+  Lose(link);
+  const Time due = timers_.next();
+  EXPECT_EQ(due, shared_.session().unlinked() + SharedSession::kSweepAfter);
+  // Expect a session that was linked in between to have its whole time.
+  shared_.OnLinkUp(link);
+  timers_.Run(due);
+  EXPECT_EQ(shared_.session().state(), State::kLinked);
+  Lose(link);
+  timers_.Run(due);
+  EXPECT_EQ(shared_.session().state(), State::kUnlinked);
+  timers_.Run(timers_.next());
+  EXPECT_EQ(shared_.session().state(), State::kNew);
+  shared_.SetTarget(nullptr);
 }
 
 // Frames of either half are acknowledged together, and an acknowledgement is not acknowledged.

@@ -48,7 +48,8 @@ class TransferSetTest : public ::testing::Test, public FakePaths {
                                                               .paths = &Paths(),
                                                               .regions = &regions_,
                                                               .session = &session_,
-                                                              .tracker = &tracker_});
+                                                              .tracker = &tracker_,
+                                                              .ready = &ready_});
     }
     return *set_;
   }
@@ -102,6 +103,7 @@ class TransferSetTest : public ::testing::Test, public FakePaths {
 
   Session session_{{.name = "here"}, {.name = "decode-0"}, 77, now_};
   SendTracker tracker_{&session_.channel(), kTimeout};
+  ReadyList::Member ready_{&runtime_.peers, nullptr};
   std::unique_ptr<TransferSet> set_;
   FakeEndpoint* endpoint_ = nullptr;
 };
@@ -274,7 +276,8 @@ TEST_F(CountedTransferSetTest, AQuarantineOfALostSessionEndsWithTheNextConnectio
                     .paths = &paths,
                     .regions = &regions,
                     .session = &session,
-                    .tracker = &tracker});
+                    .tracker = &tracker,
+                    .ready = &ready_});
   heir.Inherit(*set_);
   EXPECT_TRUE(record->quarantined());
   EXPECT_TRUE(heir.waits());

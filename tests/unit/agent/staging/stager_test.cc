@@ -21,7 +21,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 class StagerTest : public ::testing::Test, public FakePeer, private StagerUser {
  protected:
@@ -139,6 +138,7 @@ class StagerTest : public ::testing::Test, public FakePeer, private StagerUser {
   void EndChild(uint64_t child, const absl::Status& /*why*/, Time /*give_up*/) override {
     ended_children_.push_back(child);
   }
+  void OnMoved() override { ++moved_; }
   void OnStaged(uint64_t op, const absl::Status& status) override {
     runtime_.ops.Release(op);
     ends_.push_back(status.code());
@@ -146,6 +146,9 @@ class StagerTest : public ::testing::Test, public FakePeer, private StagerUser {
   void OnSettled(const TransferPtr& whole) override { settled_.push_back(whole); }
 
   std::vector<absl::StatusCode> ends_;
+
+ protected:
+  int moved_ = 0;  // times that it was told so
 };
 
 class CopiedStagerTest : public StagerTest {
@@ -387,6 +390,9 @@ TEST_F(StagerTest, ALostSessionAnswersNothingMore) {
 
 // Over the stand-in driver: this side's memory is a GPU's, and the backend reaches the other side.
 class CudaStager : public StagerTest {
+ public:
+  ~CudaStager() override { runtime_.staging.Close(); }
+
  protected:
   CudaStager() {
     EXPECT_OK(runtime_.staging.Open(0));
@@ -404,8 +410,6 @@ class CudaStager : public StagerTest {
     block_.local = gpu_.at();
     block_.remote = 0x10000;
   }
-  ~CudaStager() override { runtime_.staging.Close(); }
-
   bool Moved() {
     return Eventually(kAmple, [&] {
       runtime_.staging.Poll();
@@ -428,6 +432,7 @@ TEST_F(CudaStager, AWriteGathersFirst) {
   EXPECT_TRUE(stager_.moving());
   EXPECT_EQ(BeginChild(), 0u) << "nothing leaves before the copy is over";
   ASSERT_TRUE(Moved());
+  EXPECT_EQ(moved_, 1);
   const uint64_t child = BeginChild();
   ASSERT_NE(child, 0u);
   EXPECT_EQ(Pattern(1).Mismatch({OwnOf(children_[0]), kBytes}), kNoMismatch);
