@@ -74,6 +74,8 @@ int Main(int argc, char** argv) {
   app.add_option("--transfers", transfers, "Transfers that are counted")
       ->check(CLI::Range(1, 1'000'000));
   app.add_flag("--verbs", shape.verbs, "Over the verbs backend and a device that moves nothing");
+  app.add_option("--idle-peers", shape.idle_peers, "Further peers of both agents, which do nothing")
+      ->check(CLI::Range(0, 10'000));
   app.add_flag("--notify", notify, "Each with a notification, which the target takes");
   CLI11_PARSE(app, argc, argv);
   SetLogLevel(LogLevel::kError);  // that a peer goes is no news here

@@ -1,8 +1,8 @@
 #include "tests/support/null_backend.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -49,7 +49,7 @@ class NullBackend : public Backend {
     info_.capabilities.arrival = Arrival::kCopied;
   }
   ~NullBackend() override {
-    for (NullEndpoint* endpoint : endpoints_) endpoint->Detach();
+    for (const auto& [inner, endpoint] : endpoints_) endpoint->Detach();
   }
 
   const BackendInfo& Describe() const override { return info_; }
@@ -69,9 +69,9 @@ class NullBackend : public Backend {
   bool Arm() override { return completed_.empty() && inner_->Arm(); }
 
   // --- for its endpoints ---
-  void Adopt(NullEndpoint* endpoint) { endpoints_.push_back(endpoint); }
+  void Adopt(NullEndpoint* endpoint) { endpoints_.emplace(endpoint->inner(), endpoint); }
   void Forget(const NullEndpoint* endpoint) {
-    std::erase(endpoints_, endpoint);
+    endpoints_.erase(endpoint->inner());
     for (Completed& completed : completed_) {
       if (completed.endpoint == endpoint) completed.endpoint = nullptr;  // reported to nobody
     }
@@ -89,8 +89,8 @@ class NullBackend : public Backend {
   void Translate(Event& event);
 
   const std::unique_ptr<Backend> inner_;
-  BackendInfo info_;  // loopback's does not change
-  std::vector<NullEndpoint*> endpoints_;
+  BackendInfo info_;                                              // loopback's does not change
+  std::unordered_map<const Endpoint*, NullEndpoint*> endpoints_;  // by what it wraps
   std::vector<Completed> completed_;
   size_t reported_ = 0;  // of completed_
 };
@@ -146,11 +146,11 @@ void NullBackend::Translate(Event& event) {
     event.accepted = std::move(endpoint);
     return;
   }
-  const auto at = std::ranges::find(endpoints_, event.endpoint, &NullEndpoint::inner);
-  event.endpoint = at == endpoints_.end() ? nullptr : *at;
+  const auto at = endpoints_.find(event.endpoint);
+  event.endpoint = at == endpoints_.end() ? nullptr : at->second;
   if (at == endpoints_.end()) return;
-  if (event.kind == EventKind::kConnected) (*at)->set_up(true);
-  if (event.kind == EventKind::kDown) (*at)->set_up(false);
+  if (event.kind == EventKind::kConnected) at->second->set_up(true);
+  if (event.kind == EventKind::kDown) at->second->set_up(false);
 }
 
 }  // namespace

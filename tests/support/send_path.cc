@@ -19,6 +19,18 @@ namespace {
 
 constexpr Duration kLong = std::chrono::minutes(5);  // also under valgrind
 
+// Connects `from` to `to`. What it calls it.
+absl::StatusOr<std::string> Connect(Agent& from, const Agent& to) {
+  auto metadata = to.Metadata();
+  if (!metadata.ok()) return metadata.status();
+  auto peer = from.AddPeer(*metadata);
+  if (!peer.ok()) return peer;
+  auto hello = from.Notify(*peer, "hello");
+  if (!hello.ok()) return hello.status();
+  if (auto status = hello->Wait(kLong); !status.ok()) return status;
+  return peer;
+}
+
 absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(std::string name, const MemorySpan& span,
                                                  bool verbs) {
   AgentOptions options;
@@ -73,15 +85,26 @@ absl::Status SendPath::Init() {
     if (!made.ok()) return made.status();
     *agent = *std::move(made);
   }
-  auto metadata = target_->Metadata();
-  if (!metadata.ok()) return metadata.status();
-  auto peer = source_->AddPeer(*metadata);
+  for (uint32_t i = 0; i < shape_.idle_peers; ++i) {
+    if (auto status = AddIdlePeer(span); !status.ok()) return status;
+  }
+  auto peer = Connect(*source_, *target_);
   if (!peer.ok()) return peer.status();
   peer_ = *std::move(peer);
-  return Send();  // connects
+  return TakeNotification();
+}
+
+absl::Status SendPath::AddIdlePeer(const MemorySpan& span) {
+  auto made = MakeAgent(absl::StrCat("idle-", idle_.size()), span, shape_.verbs);
+  if (!made.ok()) return made.status();
+  Agent& idle = *idle_.emplace_back(*std::move(made));
+  if (auto peer = Connect(*source_, idle); !peer.ok()) return peer.status();
+  if (auto peer = Connect(idle, *target_); !peer.ok()) return peer.status();
+  return TakeNotification();
 }
 
 SendPath::~SendPath() {
+  idle_.clear();
   source_.reset();
   target_.reset();
   if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);

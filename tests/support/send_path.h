@@ -24,6 +24,9 @@ struct SendPathShape {
   uint32_t regions = 1;  // paged regions, e.g. K and V of each layer
   uint64_t block_bytes = 4096;
   bool verbs = false;  // else the null backend
+  // Further agents that the one that writes is connected to, and that are connected to the other.
+  // They do nothing.
+  uint32_t idle_peers = 0;
 };
 
 class SendPath {
@@ -44,12 +47,14 @@ class SendPath {
  private:
   explicit SendPath(const SendPathShape& shape) : shape_(shape) {}
   absl::Status Init();
+  absl::Status AddIdlePeer(const MemorySpan& span);
 
   const SendPathShape shape_;
   void* memory_ = nullptr;  // address space without pages
   size_t memory_bytes_ = 0;
   std::unique_ptr<Agent> source_;
   std::unique_ptr<Agent> target_;
+  std::vector<std::unique_ptr<Agent>> idle_;
   std::string peer_;
   std::vector<PagedRegion> regions_;
   std::vector<uint32_t> local_ids_;

@@ -7,8 +7,6 @@
 #define KVXFER_AGENT_ENGINE_PEER_TABLE_H_
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,6 +17,7 @@
 #include "src/agent/engine/runtime.h"
 #include "src/agent/session/inbound.h"
 #include "src/agent/session/peer.h"
+#include "src/core/base/name_map.h"
 #include "src/core/protocol/metadata.h"
 
 namespace kvxfer {
@@ -59,7 +58,7 @@ class PeerTable {
   Runtime* const runtime_;
   InboundHub* const sessions_;
   PeerViews* const views_;
-  std::map<std::string, std::unique_ptr<Peer>, std::less<>> peers_;
+  NameMap<std::unique_ptr<Peer>> peers_;
   // Removed or replaced peers whose connections are closing.
   std::vector<std::unique_ptr<Peer>> leaving_;
   bool closed_ = false;

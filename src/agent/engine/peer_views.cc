@@ -1,8 +1,11 @@
 #include "src/agent/engine/peer_views.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_join.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -30,13 +33,16 @@ absl::Status PeerViews::Unknown(std::string_view peer) {
 
 PeerViews::Queued PeerViews::CountQueued() const {
   Queued all;
+  std::vector<std::string> names;
   std::lock_guard lock(mu_);
   for (const auto& [name, view] : views_) {
     const uint32_t queued = view->queued->load(std::memory_order_acquire);
     if (queued == 0) continue;
     all.transfers += queued;
-    absl::StrAppend(&all.peers, all.peers.empty() ? "" : ", ", name);
+    names.push_back(name);
   }
+  std::ranges::sort(names);
+  all.peers = absl::StrJoin(names, ", ");
   return all;
 }
 

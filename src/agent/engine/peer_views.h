@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "src/agent/session/peer.h"
+#include "src/core/base/name_map.h"
 
 namespace kvxfer {
 
@@ -36,7 +36,7 @@ class PeerViews {
 
  private:
   mutable std::mutex mu_;
-  std::map<std::string, std::shared_ptr<const PeerView>, std::less<>> views_;
+  NameMap<std::shared_ptr<const PeerView>> views_;
 };
 
 }  // namespace kvxfer

@@ -41,6 +41,7 @@ class LeaseService {
                                               Time now);
   std::optional<LeaseAnswerFrame> OnFetchEnd(const FetchEndFrame& frame, KvLeases::Reader reader,
                                              Time now);
+  bool has_late_answers() const { return !late_.empty(); }
   // The answers to readers that had to wait, since the last call.
   std::vector<std::pair<KvLeases::Reader, LeaseAnswerFrame>> TakeLateAnswers() {
     return std::exchange(late_, {});

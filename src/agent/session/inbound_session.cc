@@ -228,8 +228,10 @@ void InboundHub::AnswerLate() {
 // Whom an answer wakes first gets the CPU first: ReadyList has each session begin in its turn.
 void InboundHub::Pump(Time now) {
   over_.clear();
-  for (const Incarnation& peer : std::exchange(released_, {})) Release(peer);
-  AnswerLate();
+  if (!released_.empty()) {
+    for (const Incarnation& peer : std::exchange(released_, {})) Release(peer);
+  }
+  if (runtime_->leases.has_late_answers()) AnswerLate();
   if (gone_copies_ && !stages_.CopiesForGone()) {
     gone_copies_ = false;
     questions_.OnGone(kGone, std::nullopt);

@@ -104,7 +104,7 @@ void Peer::Pump(Time now) {
   pumped_ = now;
   transfers_.TellStagedEnds();
   if (!closing_) {
-    KeepAlive(now);
+    if (transfers_.waits()) KeepAlive(now);
     transfers_.Post(now);
   }
   transfers_.TellStagedEnds();

@@ -217,10 +217,11 @@ absl::Status SharedSession::Pass(const ReliableChannel::Incoming& frame) {
 }
 
 bool SharedSession::Flush(SessionLink* over, bool answers_wait) {
+  ReliableChannel& channel = session_.channel();
+  if (!channel.has_to_send() && !channel.ack_pressing()) return true;
   const bool takes_it = over != nullptr && over->carries && !over->health().owes;
   SessionLink* const link = takes_it ? over : Best();
   if (link == nullptr) return true;  // a link that comes up says so
-  ReliableChannel& channel = session_.channel();
   if (answers_wait && channel.AllToSend([](FrameType type) { return !IsFromInitiator(type); })) {
     return true;
   }

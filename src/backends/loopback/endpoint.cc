@@ -1,6 +1,5 @@
 #include "src/backends/loopback/endpoint.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "src/backends/loopback/loopback_backend.h"
@@ -55,6 +54,8 @@ bool LoopbackEndpoint::Post(const Op& op) {
   RailQueue& rail = rails_[op.rail];
   if (rail.size() >= kMaxQueuedOps || !connection_->HasSpace(side_)) return false;
   rail.push_back({.op = op, .cursor = {.left = RunWalk(op.blocks)}});
+  ++queued_;
+  backend_->OnQueued(*this);
   return true;
 }
 
@@ -70,7 +71,7 @@ void LoopbackEndpoint::Fence(FenceScope scope) {
   // The driver does the copies, so none is in progress during this call: queued ops need only be
   // dropped.
   for (RailQueue& rail : rails_) {
-    std::erase_if(rail, [&](const Queued& queued) {
+    queued_ -= std::erase_if(rail, [&](const Queued& queued) {
       // An op that has begun is dropped too: nothing reads its source after this.
       if (queued.op.transfer != transfer) return false;
       Complete(queued.op, absl::CancelledError(absl::StrCat("transfer ", transfer, " was fenced")));
@@ -96,11 +97,6 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> LoopbackEndpoint::Import(const Remote
   return std::make_unique<Key>(region.rkey);
 }
 
-bool LoopbackEndpoint::HasWork() const {
-  if (closing_ || !connection_->authorized()) return false;
-  return std::any_of(rails_.begin(), rails_.end(), [](const RailQueue& r) { return !r.empty(); });
-}
-
 uint64_t LoopbackEndpoint::Advance() {
   uint64_t copied = 0;
   for (RailQueue& rail : rails_) copied += AdvanceRail(rail, kSliceBytes);
@@ -112,6 +108,7 @@ void LoopbackEndpoint::OnDown(const absl::Status& why) {
   for (RailQueue& rail : rails_) {
     for (const Queued& queued : std::exchange(rail, {})) Complete(queued.op, why);
   }
+  queued_ = 0;
 }
 
 void LoopbackEndpoint::Detach() {
@@ -135,6 +132,7 @@ uint64_t LoopbackEndpoint::AdvanceRail(RailQueue& rail, uint64_t budget) {
     if (status.ok() && !done) break;
     Complete(front.op, std::move(status));
     rail.pop_front();
+    --queued_;
   }
   return total;
 }

@@ -35,10 +35,12 @@ class LoopbackEndpoint : public Endpoint {
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;
 
-  Connection& connection() { return *connection_; }
+  const Connection& connection() const { return *connection_; }
   Side side() const { return side_; }
+  size_t queued() const { return queued_; }  // ops
+  bool listed = false;  // the backend's: it is among those that have ops queued
   // True: an op can be copied now.
-  bool HasWork() const;
+  bool HasWork() const { return queued_ > 0 && !closing_ && connection_->authorized(); }
   // Copies at most one slice for each rail. Returns the number of bytes.
   uint64_t Advance();
   // kDown was received: every op completes with `why`, and none is accepted from now on.
@@ -61,6 +63,7 @@ class LoopbackEndpoint : public Endpoint {
   const Side side_;
   bool closing_ = false;
   std::vector<RailQueue> rails_;
+  size_t queued_ = 0;  // in them
 };
 
 }  // namespace kvxfer::loopback

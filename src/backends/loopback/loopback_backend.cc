@@ -43,7 +43,11 @@ LoopbackBackend::LoopbackBackend(std::shared_ptr<Node> node, HostIdentity host, 
 LoopbackBackend::~LoopbackBackend() {
   Withdraw(*node_);
   ready_.Clear();  // destroys accepted endpoints that were not reported
-  for (LoopbackEndpoint* endpoint : std::exchange(endpoints_, {})) endpoint->Detach();
+  for (const auto& [connection, sides] : std::exchange(endpoints_, {})) {
+    for (LoopbackEndpoint* const endpoint : sides) {
+      if (endpoint != nullptr) endpoint->Detach();
+    }
+  }
   // Connections that no endpoint has accepted yet.
   for (const Mail& mail : node_->Close()) {
     if (mail.kind != MailKind::kConnect) continue;
@@ -84,7 +88,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> LoopbackBackend::Connect(std::string_v
         absl::StrCat("the agent of incarnation ", ToAbsl(address), " was destroyed"));
   }
   auto endpoint = std::make_unique<LoopbackEndpoint>(this, std::move(connection), Side::kInitiator);
-  endpoints_.push_back(endpoint.get());
+  Add(*endpoint);
   Report(MakeEvent(EventKind::kConnected, endpoint.get()));
   return endpoint;
 }
@@ -108,12 +112,11 @@ size_t LoopbackBackend::Poll(std::span<Event> out, Input /*input*/) {
 
 bool LoopbackBackend::Arm() {
   if (!ready_.empty() || node_->has_mail()) return false;
-  return std::none_of(endpoints_.begin(), endpoints_.end(),
-                      [](const LoopbackEndpoint* e) { return e->HasWork(); });
+  return std::ranges::none_of(working_, [](const auto* endpoint) { return endpoint->HasWork(); });
 }
 
 void LoopbackBackend::Forget(const LoopbackEndpoint& endpoint) {
-  std::erase(endpoints_, &endpoint);
+  Remove(endpoint);
   ready_.Purge(&endpoint);
 }
 
@@ -129,7 +132,7 @@ void LoopbackBackend::TakeMail(size_t max) {
 
 void LoopbackBackend::OnMail(Mail& mail) {
   if (mail.kind == MailKind::kConnect) return Accept(mail.connection);
-  LoopbackEndpoint* const endpoint = FindEndpoint(*mail.connection, mail.to);
+  LoopbackEndpoint* const endpoint = FindEndpoint(mail.connection.get(), mail.to);
   if (endpoint == nullptr) return;  // went down or was destroyed meanwhile
   Event event = MakeEvent(EventKind::kMessage, endpoint);
   switch (mail.kind) {
@@ -149,7 +152,7 @@ void LoopbackBackend::OnMail(Mail& mail) {
       break;
     case MailKind::kDown:
       endpoint->OnDown(mail.status);
-      std::erase(endpoints_, endpoint);
+      Remove(*endpoint);
       event.kind = EventKind::kDown;
       event.status = std::move(mail.status);
       break;
@@ -159,26 +162,37 @@ void LoopbackBackend::OnMail(Mail& mail) {
 
 void LoopbackBackend::Accept(const std::shared_ptr<Connection>& connection) {
   auto endpoint = std::make_unique<LoopbackEndpoint>(this, connection, Side::kTarget);
-  endpoints_.push_back(endpoint.get());
+  Add(*endpoint);
   Report(MakeAccepted(std::move(endpoint)));
 }
 
-// Round robin, so that one large op does not delay the others.
-void LoopbackBackend::CopySome() {
-  const size_t count = endpoints_.size();
-  uint64_t copied = 0;
-  for (size_t i = 0; i < count && copied < kPollBytes; ++i) {
-    LoopbackEndpoint* const endpoint = endpoints_[(turn_ + i) % count];
-    if (endpoint->HasWork()) copied += endpoint->Advance();
-  }
-  if (count > 0) turn_ = (turn_ + 1) % count;
+void LoopbackBackend::Add(LoopbackEndpoint& endpoint) {
+  endpoints_[&endpoint.connection()][static_cast<size_t>(endpoint.side())] = &endpoint;
 }
 
-LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Connection& connection, Side side) const {
-  for (LoopbackEndpoint* endpoint : endpoints_) {
-    if (&endpoint->connection() == &connection && endpoint->side() == side) return endpoint;
+LoopbackEndpoint* LoopbackBackend::FindEndpoint(const Connection* connection, Side side) const {
+  const auto at = endpoints_.find(connection);
+  return at == endpoints_.end() ? nullptr : at->second[static_cast<size_t>(side)];
+}
+
+void LoopbackBackend::Remove(const LoopbackEndpoint& endpoint) {
+  const auto at = endpoints_.find(&endpoint.connection());
+  if (at == endpoints_.end()) return;
+  at->second[static_cast<size_t>(endpoint.side())] = nullptr;
+  if (at->second == Sides{}) endpoints_.erase(at);
+  std::erase(working_, &endpoint);
+}
+
+// In turns, so that one large op does not delay the others.
+void LoopbackBackend::CopySome() {
+  uint64_t copied = 0;
+  for (size_t left = working_.size(); left > 0 && copied < kPollBytes; --left) {
+    LoopbackEndpoint* const endpoint = working_.front();
+    working_.pop_front();
+    if (endpoint->HasWork()) copied += endpoint->Advance();
+    endpoint->listed = endpoint->queued() > 0;
+    if (endpoint->listed) working_.push_back(endpoint);
   }
-  return nullptr;
 }
 
 }  // namespace loopback

@@ -6,8 +6,12 @@
 #ifndef KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_
 #define KVXFER_BACKENDS_LOOPBACK_LOOPBACK_BACKEND_H_
 
+#include <array>
 #include <cstddef>
+#include <deque>
 #include <memory>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "src/backends/loopback/endpoint.h"
@@ -37,6 +41,10 @@ class LoopbackBackend : public Backend {
   void Report(Event event, std::vector<std::byte> message = {}) {
     ready_.Push(std::move(event), std::move(message));
   }
+  // `endpoint` has an op queued.
+  void OnQueued(LoopbackEndpoint& endpoint) {
+    if (!std::exchange(endpoint.listed, true)) working_.push_back(&endpoint);
+  }
   // `endpoint` is being destroyed.
   void Forget(const LoopbackEndpoint& endpoint);
 
@@ -44,16 +52,21 @@ class LoopbackBackend : public Backend {
   void TakeMail(size_t max);
   void OnMail(Mail& mail);
   void Accept(const std::shared_ptr<Connection>& connection);
+  void Add(LoopbackEndpoint& endpoint);
+  void Remove(const LoopbackEndpoint& endpoint);
+  LoopbackEndpoint* FindEndpoint(const Connection* connection, Side side) const;
   void CopySome();
-  LoopbackEndpoint* FindEndpoint(const Connection& connection, Side side) const;
 
   const std::shared_ptr<Node> node_;
   const HostIdentity host_;
   const uint32_t rails_;
   const BackendInfo info_;
-  std::vector<LoopbackEndpoint*> endpoints_;  // not down yet
-  size_t turn_ = 0;                           // whose copies come first
-  std::vector<Mail> mail_;                    // scratch space for TakeMail
+  // Of both sides of a connection, what is here and not down yet; null: nothing.
+  using Sides = std::array<LoopbackEndpoint*, 2>;
+  std::unordered_map<const Connection*, Sides> endpoints_;
+  std::deque<LoopbackEndpoint*>
+      working_;             // those with queued ops, whose copies come first in front
+  std::vector<Mail> mail_;  // scratch space for TakeMail
   EventQueue<std::vector<std::byte>> ready_;
 };
 

@@ -9,9 +9,10 @@
 #ifndef KVXFER_CORE_BASE_READY_LIST_H_
 #define KVXFER_CORE_BASE_READY_LIST_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <list>
 #include <random>
+#include <vector>
 
 #include "src/core/base/clock.h"
 
@@ -30,27 +31,36 @@ class ReadyList {
     };
 
     // Both outlive the member. It is not marked.
-    Member(ReadyList* list, User* user);
-    ~Member();
+    Member(ReadyList* list, User* user) : list_(list), user_(user) {}
+    ~Member() { LeavePlace(); }
     Member(const Member&) = delete;
     Member& operator=(const Member&) = delete;
 
     // There is something to do: for this pass, or, where none is on, for the next.
-    void Mark();
+    void Mark() {
+      if (state_ == State::kAgain) LeavePlace();
+      if (state_ == State::kIdle) Enter(list_->marked_, State::kMarked);
+    }
     // For the next pass, if nothing marks it before.
-    void Again();
+    void Again() {
+      if (state_ == State::kIdle || state_ == State::kVisited) Enter(list_->again_, State::kAgain);
+    }
 
    private:
     friend class ReadyList;
     enum class State : uint8_t { kIdle, kVisited, kMarked, kAgain };
 
-    // Its place moves between the lists.
-    void MoveTo(State state);
+    void Enter(std::vector<Member*>& places, State state) {
+      state_ = state;
+      place_ = places.size();
+      places.push_back(this);
+    }
+    void LeavePlace();
 
     ReadyList* const list_;
     User* const user_;
     State state_ = State::kIdle;
-    std::list<Member*>::iterator place_;
+    size_t place_ = 0;  // in marked_ or again_
   };
 
   ReadyList() = default;
@@ -60,17 +70,21 @@ class ReadyList {
   // Some are marked, so a pass is due.
   bool any() const { return !marked_.empty(); }
   // What waited for the next pass is marked.
-  void BeginPass();
+  void BeginPass() {
+    if (!again_.empty()) MarkAgain();
+    if (marked_.size() > 1) Rotate();
+  }
   // Visits all that are marked, and those that are marked meanwhile. A member may not be destroyed
   // while it is visited.
   void Visit(Time now);
 
  private:
-  std::list<Member*>& ListOf(Member::State state);
+  void MarkAgain();
+  void Rotate();
 
-  std::list<Member*> idle_;  // and the one that is visited
-  std::list<Member*> marked_;
-  std::list<Member*> again_;
+  // Null: it has gone.
+  std::vector<Member*> marked_;
+  std::vector<Member*> again_;
   std::minstd_rand random_;
 };
 

@@ -55,6 +55,8 @@ class ReliableChannel {
   void MessageSent();
   // The next frames together, as many as fit into `max_bytes`, if there are two at least; else 0.
   size_t GatherToSend(size_t max_bytes, std::string& out);
+  // NextToSend has something to return.
+  bool has_to_send() const { return next_ < kept_.size(); }
   // Whether `which` is so of all that NextToSend has still to return.
   bool AllToSend(absl::FunctionRef<bool(FrameType)> which) const;
   // The peer has received everything up to `ack`. InvalidArgument: that frame was never sent.
