@@ -91,7 +91,8 @@ absl::Status SendPath::Init() {
   auto peer = Connect(*source_, *target_);
   if (!peer.ok()) return peer.status();
   peer_ = *std::move(peer);
-  return TakeNotification();
+  if (auto status = TakeNotification(); !status.ok()) return status;
+  return Send();  // once data has passed, nothing of the connection is left to be made
 }
 
 absl::Status SendPath::AddIdlePeer(const MemorySpan& span) {

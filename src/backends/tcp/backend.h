@@ -19,6 +19,7 @@
 #include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/local_addresses.h"
 #include "src/backends/tcp/options.h"
+#include "src/backends/tcp/stage_pool.h"
 #include "src/transport/endpoint_hub.h"
 #include "src/transport/handouts.h"
 #include "src/transport/regions.h"
@@ -46,6 +47,8 @@ class TcpBackend final : public Backend, private net::EndpointHub::Client {
   // A buffer for one system call: for bytes that must not be written to memory, and for short runs
   // that go through it together.
   std::span<std::byte> scratch();
+  // Buffers that rails read into, while they have bytes in them.
+  StagePool& stages() { return stages_; }
 
  private:
   TcpBackend(const BackendContext& context, TcpOptions options);
@@ -66,6 +69,7 @@ class TcpBackend final : public Backend, private net::EndpointHub::Client {
   BackendInfo info_;
   std::vector<LocalAddress> local_;  // that data streams are bound to
   std::unique_ptr<std::byte[]> scratch_;
+  StagePool stages_;
   net::EndpointHub hub_;
   net::RegionMap regions_{[this](const net::Region* region) { OnRegionClosed(region); }};
   net::Handouts handouts_;  // destroyed before the hub

@@ -59,6 +59,7 @@ void TcpEndpoint::OnDetached() {
 
 net::RegionMap& TcpEndpoint::regions() { return backend_->regions(); }
 std::span<std::byte> TcpEndpoint::scratch() { return backend_->scratch(); }
+StagePool& TcpEndpoint::stages() { return backend_->stages(); }
 
 void TcpEndpoint::Authorize() {
   authorized_ = true;

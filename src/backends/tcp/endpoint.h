@@ -24,6 +24,7 @@
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/paths.h"
 #include "src/backends/tcp/rail.h"
+#include "src/backends/tcp/stage_pool.h"
 #include "src/core/base/clock.h"
 #include "src/transport/control_endpoint.h"
 #include "src/transport/fence_book.h"
@@ -61,6 +62,7 @@ class TcpEndpoint final : public net::ControlEndpoint {
   using ControlEndpoint::sink;
   net::RegionMap& regions();
   std::span<std::byte> scratch();
+  StagePool& stages();
   // Reads the control stream. False: messages arrived, or the endpoint went down. The agent must
   // see the messages before more data is written to memory.
   bool ControlIsQuiet();

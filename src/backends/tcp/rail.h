@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/frames.h"
+#include "src/backends/tcp/stage_pool.h"
 #include "src/core/base/clock.h"
 #include "src/transport/rail_life.h"
 #include "src/transport/regions.h"
@@ -155,6 +156,7 @@ class TcpRail final : public net::Stream {
   void Advance(size_t bytes);
   void FinishFrame();
 
+  absl::Status ReceiveSome(size_t budget);
   absl::StatusOr<bool> ParseStaged();
   absl::StatusOr<size_t> ReadMore();
   absl::StatusOr<size_t> ReadStaged();
@@ -203,7 +205,8 @@ class TcpRail final : public net::Stream {
   size_t landing_ = 0;   // where the payload continues
   size_t received_ = 0;  // bytes of landings_[landing_]
   size_t payload_left_ = 0;
-  std::unique_ptr<std::byte[]> in_;  // staging: heads, runs, trailers, small payloads
+  // Staging: heads, runs, trailers, small payloads. Null while there is nothing in it.
+  StagePool::Buffer in_;
   size_t in_begin_ = 0;
   size_t in_end_ = 0;
 };

@@ -99,6 +99,7 @@ void TcpRail::Close(const absl::Status& why) {
   landings_.clear();
   payload_left_ = 0;
   in_begin_ = in_end_ = 0;
+  in_.reset();
 }
 
 bool TcpRail::Stalled(Time now) {

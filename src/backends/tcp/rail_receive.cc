@@ -17,8 +17,7 @@ namespace {
 constexpr size_t kMaxLanding = 256 * 1024;
 // How much is read beyond what is needed, so that a small frame takes one system call and the head
 // of the next frame arrives with the end of this one. Payload in it is copied once more.
-constexpr size_t kReadAhead = 8 * 1024;
-constexpr size_t kStaging = kMaxFrameRuns * kWireRunBytes + kReadAhead;
+constexpr size_t kReadAhead = StagePool::kReadAhead;
 
 }  // namespace
 
@@ -43,6 +42,16 @@ bool TcpRail::CanReceive() const {
 }
 
 absl::Status TcpRail::Receive(size_t budget) {
+  absl::Status status = ReceiveSome(budget);
+  // Between two frames, and in a payload that is received in place, nothing is staged.
+  if (in_ != nullptr && staged() == 0) {
+    in_begin_ = in_end_ = 0;
+    endpoint_->stages().Give(std::move(in_));
+  }
+  return status;
+}
+
+absl::Status TcpRail::ReceiveSome(size_t budget) {
   while (endpoint_->up() && up() && !endpoint_->sink().full()) {
     if (stage_ == Stage::kHead && Paused()) break;
     absl::StatusOr<bool> parsed = ParseStaged();
@@ -82,7 +91,7 @@ absl::StatusOr<bool> TcpRail::ParseStaged() {
 }
 
 absl::StatusOr<size_t> TcpRail::ReadMore() {
-  if (in_ == nullptr) in_ = std::make_unique<std::byte[]>(kStaging);
+  if (in_ == nullptr) in_ = endpoint_->stages().Take();
   return stage_ == Stage::kPayload ? ReadPayload() : ReadStaged();
 }
 
@@ -91,7 +100,8 @@ absl::StatusOr<size_t> TcpRail::ReadStaged() {
   in_end_ -= in_begin_;
   in_begin_ = 0;
   const size_t wanted = std::max(StageBytes() - staged(), kReadAhead);
-  std::array<iovec, 1> piece{iovec{in_.get() + in_end_, std::min(wanted, kStaging - in_end_)}};
+  std::array<iovec, 1> piece{
+      iovec{in_.get() + in_end_, std::min(wanted, StagePool::kBytes - in_end_)}};
   absl::StatusOr<size_t> n = Read(piece);
   if (n.ok()) in_end_ += *n;
   return n;
