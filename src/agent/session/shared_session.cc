@@ -223,7 +223,7 @@ bool SharedSession::Flush(SessionLink* over, bool answers_wait) {
   SessionLink* const link = takes_it ? over : Best();
   if (link == nullptr) return true;  // a link that comes up says so
   if (answers_wait && channel.AllToSend([](FrameType type) { return !IsFromInitiator(type); })) {
-    return true;
+    return !channel.ack_pressing();  // of answers the target half, which sends them, is marked
   }
   const bool all = SendFrames(*link);
   SetTimer();

@@ -136,7 +136,7 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   absl::Status OnMessage(SessionLink& link, const Envelope& envelope);
   // Sends what there is, as far as there is space. `over`: the link to take, if it carries and owes
   // no pong; null: the best one. `answers_wait`: nothing, if there are only answers to what the
-  // peer initiates. False: there was no room for all of it.
+  // peer initiates. False: flush again; there was no room, or an acknowledgement waits.
   bool Flush(SessionLink* over, bool answers_wait = false);
 
   // --- the end ---

@@ -448,6 +448,18 @@ TEST_F(SharedSessionTest, MarksWhoHasSomethingToDo) {
   shared_.SetTarget(nullptr);
 }
 
+TEST_F(SharedSessionTest, SaysWhenThereIsNoRoom) {
+  BareLink link(0, true);
+  Say();
+  EXPECT_TRUE(shared_.Flush(nullptr)) << "a link that comes up marks both halves";
+  shared_.OnLinkUp(link);
+  link.wire().messages = 0;
+  EXPECT_FALSE(shared_.Flush(nullptr));
+  link.wire().messages = 1;
+  EXPECT_TRUE(shared_.Flush(nullptr));
+  EXPECT_EQ(link.Sent(), std::vector<FrameType>{FrameType::kQuiet});
+}
+
 TEST_F(SharedSessionTest, WhatNobodyConnectsEnds) {
   shared_.SetTarget(&target_);
   BareLink link(0, true);
@@ -479,7 +491,10 @@ TEST_F(SharedSessionTest, OneStreamOfAcknowledgements) {
     const FrameType type = i % 2 == 0 ? FrameType::kOpen : FrameType::kReleased;
     EXPECT_OK(shared_.OnMessage(link, Numbered(type)));
   }
-  shared_.Flush(nullptr);
+  // Expect one that is held back not to be forgotten.
+  EXPECT_FALSE(shared_.Flush(nullptr, true));
+  EXPECT_TRUE(link.Sent().empty());
+  EXPECT_TRUE(shared_.Flush(nullptr));
   EXPECT_EQ(link.Sent(), std::vector<FrameType>{FrameType::kAck});
   shared_.Flush(nullptr);
   EXPECT_TRUE(link.Sent().empty());
