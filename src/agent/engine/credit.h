@@ -22,7 +22,7 @@ namespace kvxfer {
 struct CreditAccount {
   std::atomic<uint64_t> notifications{0};  // taken by the application
   std::atomic<uint64_t> bytes{0};
-  std::atomic<bool> returned{false};   // it is in ReturnedCredit
+  bool returned = false;               // it is in ReturnedCredit, which guards this
   ReadyList::Member* ready = nullptr;  // of the session; the driver's. Null: it is over
 };
 
@@ -43,14 +43,13 @@ struct Credit {
 class ReturnedCredit {
  public:
   void Add(const std::shared_ptr<CreditAccount>& account) {
-    if (account->returned.exchange(true, std::memory_order_acq_rel)) return;
     std::lock_guard lock(mu_);
-    accounts_.push_back(account);
+    if (!std::exchange(account->returned, true)) accounts_.push_back(account);
   }
   std::vector<std::shared_ptr<CreditAccount>> Take() {
     std::lock_guard lock(mu_);
     // Before their credit is read: what is returned later adds its account again.
-    for (const auto& account : accounts_) account->returned.exchange(false);
+    for (const auto& account : accounts_) account->returned = false;
     return std::exchange(accounts_, {});
   }
 

@@ -67,7 +67,10 @@ void Deregistrations::Ask() {
 }
 
 size_t Deregistrations::Advance() {
-  if (closing_.empty()) return 0;
+  if (closing_.empty()) {
+    due_.clear();  // of regions that are named again, and are gone
+    return 0;
+  }
   Ask();
   for (const uint64_t question : inbound_->questions().TakeRevoked()) {
     due_.push_back(std::move(asked_.extract(question).mapped()));

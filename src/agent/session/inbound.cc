@@ -114,6 +114,7 @@ void InboundHub::OnProved(InboundLink& link) {
   const std::unique_ptr<Handshake> handshake = std::move(link.handshake);
   std::erase(unproved_, &link);
   link.heard = Now();
+  link.timer.Set(link.heard + kSilence);
   link.dialled_number = handshake->link();
   InboundSession* session = Attach(link, handshake->hello());
   if (session == nullptr) return;

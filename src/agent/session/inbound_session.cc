@@ -132,15 +132,19 @@ void InboundSession::OnRailFenced(const InboundLink& link, uint32_t rail) {
 }
 
 bool InboundSession::TellFencedRails() {
+  bool all = true;
   for (InboundLink* link : links) {
     while (const auto rail = transfers.NextFencedRail(link->number)) {
       const std::string message =
           EncodeMessage(FrameType::kRailFenced, 0, channel.received(), RailFrame{.rail = *rail});
-      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) return false;
+      if (!link->endpoint->Send(std::as_bytes(std::span(message)))) {
+        all = false;
+        break;
+      }
       transfers.OnAnswered(link->number, *rail);
     }
   }
-  return true;
+  return all;
 }
 
 void InboundSession::StartFence(const TargetSession::Fence& fence) {

@@ -161,7 +161,7 @@ void SharedSession::Avoid(SessionLink& link, Time now) {
 void SharedSession::SendAgain() {
   watch_.Restart();
   session_.channel().Rewind();
-  Flush(nullptr);
+  if (!Flush(nullptr)) MarkBoth();
 }
 
 absl::Status SharedSession::OnPing(SessionLink& link, const Envelope& envelope) {

@@ -85,6 +85,20 @@ TEST_F(DeregistrationsTest, WhatIsInUseIsLookedAtWhenThatIsOver) {
 
 // Expect that no transfer, no metadata and no call can find a region before it is published, and
 // that peers do not take it for one that is gone.
+// They are released while the first look at them is not over, which names them again. Expect the
+// driver to be let go to sleep once they are gone.
+TEST_F(DeregistrationsTest, WhatIsNamedTwiceLeavesNothingDue) {
+  Publish();
+  const auto table = runtime_.memory.table();
+  ASSERT_OK(runtime_.memory.Use(*table, indices_));
+  ASSERT_OK_AND_ASSIGN(const auto left, closing_.Begin(regions_));
+  ASSERT_TRUE(closing_.due());
+  runtime_.memory.Unuse(*table, indices_);
+  for (size_t turn = 0; turn < 3 * kMany / kAtOnce; ++turn) closing_.Advance();
+  EXPECT_EQ(Left(left), 0u);
+  EXPECT_FALSE(closing_.due());
+}
+
 TEST_F(DeregistrationsTest, HiddenRegionsCanBeTakenBackAtOnce) {
   EXPECT_TRUE(runtime_.memory.table()->regions().empty());
   EXPECT_TRUE(runtime_.memory.Describe(runtime_.backends).empty());

@@ -379,6 +379,25 @@ TEST_F(Silence, WhatWentOverAnotherLinkIsSentAgain) {
   EXPECT_EQ(best_.Sent(), kFrame);
 }
 
+// Expect the rest of what is sent again to be sent when there is room.
+TEST_F(Silence, WhereThereIsNoRoomToSendAgainBothHalvesTry) {
+  Pong(best_, 1);
+  shared_.SetTarget(&target_);
+  Say();
+  shared_.Flush(&other_);
+  Pass(2 * FrameWatch::kLook);
+  EXPECT_EQ(best_.Sent(), kPing);
+  Pong(best_, 1);
+  best_.wire().messages = 0;
+  target_.marks = 0;
+  Pass(FrameWatch::kLook);
+  EXPECT_EQ(target_.marks, 1);
+  best_.wire().messages = 1;
+  EXPECT_TRUE(shared_.Flush(nullptr));
+  EXPECT_EQ(best_.Sent(), kFrame);
+  shared_.SetTarget(nullptr);
+}
+
 // Expect what goes with data to take another link than the data while that link is silent.
 TEST_F(Silence, DataDoesNotTakeItsFrameOverASilentLink) {
   other_.Ping(shared_.session(), now_);
