@@ -29,8 +29,10 @@ void ReadyList::Rotate() {
 }
 
 void ReadyList::Visit(Time now) {
-  for (size_t place = 0; place < marked_.size(); ++place) {
-    Member* const member = std::exchange(marked_[place], nullptr);
+  // It may grow meanwhile.
+  size_t place = 0;
+  while (place < marked_.size()) {
+    Member* const member = std::exchange(marked_[place++], nullptr);
     if (member == nullptr) continue;
     member->state_ = Member::State::kVisited;
     member->user_->Pump(now);

@@ -63,8 +63,8 @@ void TimerHeap::Run(Time now) {
     timer.at_ = due_.size();
     due_.push_back(&timer);
   }
-  for (size_t i = 0; i < due_.size(); ++i) {
-    Timer* const timer = std::exchange(due_[i], nullptr);
+  for (Timer*& due : due_) {
+    Timer* const timer = std::exchange(due, nullptr);
     if (timer == nullptr) continue;
     timer->falls_due_ = false;
     timer->at_ = Timer::kNowhere;

@@ -151,6 +151,7 @@ TEST(TimerHeapRandom, AgreesWithAMap) {
           told.clear();
           heap.Run(At(now));
           std::vector<std::pair<Time, int>> got;
+          got.reserve(told.size());
           for (const int other : told) got.emplace_back(set.at(other), other);
           EXPECT_TRUE(std::ranges::is_sorted(got, {}, &std::pair<Time, int>::first));
           std::ranges::sort(got);
