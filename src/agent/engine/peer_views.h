@@ -6,7 +6,6 @@
 #define KVXFER_AGENT_ENGINE_PEER_VIEWS_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>

@@ -123,6 +123,7 @@ struct InboundSession final : SessionHalf, private ReadyList::Member::User {
   void OnRailFenced(const InboundLink& link, uint32_t rail);
   // A connection has ended at the initiator, which says so over another one.
   void OnLinkGone(uint64_t dialled_number);
+  // False: there was no room for all of them.
   bool SendPages(InboundLink& link) const;
 
   // --- what it brings ---

@@ -1,5 +1,5 @@
-// Who has something to do. A pass visits those that are marked and nobody else, so it does not
-// depend on how many there are.
+// The list of those that have something to do. A pass visits its marked members and nobody else, so
+// its cost does not depend on how many members there are.
 //
 // Each pass begins with any one of those that are marked: they may compete for something, and
 // whoever marks them may do so in a fixed order.
