@@ -18,6 +18,7 @@ void BM_NotifiedTransfer(benchmark::State& state) {
   const auto grant = table.Grant(1);
   if (!grant || grant->range.count < lanes) return state.SkipWithError("no slots");
   ArrivalTracker tracker(&table, 1);
+  ArrivalTracker::Actions actions;
   uint32_t generation = grant->generation;
   uint64_t transfer = 0;
   for (auto _ : state) {
@@ -35,7 +36,8 @@ void BM_NotifiedTransfer(benchmark::State& state) {
       }
     }
     if (!tracker.OnOpen(std::move(open)).ok()) return state.SkipWithError("open refused");
-    if (tracker.TakeActions().deliver.size() != 1) return state.SkipWithError("not delivered");
+    tracker.TakeActions(actions);
+    if (actions.deliver.size() != 1) return state.SkipWithError("not delivered");
     generation = NextGeneration(generation);
   }
   state.SetItemsProcessed(state.iterations());

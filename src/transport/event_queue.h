@@ -77,7 +77,7 @@ class EventQueue {
 
   // Moves events into `out` and returns their number. Messages stay valid until the next Take.
   size_t Take(std::span<Event> out) {
-    given_.clear();
+    if (!given_.empty()) given_.clear();
     size_t n = 0;
     for (; n < out.size() && !waiting_.empty(); ++n) {
       Waiting& front = waiting_.front();

@@ -66,7 +66,7 @@ absl::StatusOr<int> EventQueue::Fd(AgentEventKinds kinds) {
   const absl::StatusOr<int> fd = spare_fd_ >= 0 ? std::exchange(spare_fd_, -1) : MakeFd();
   if (!fd.ok()) return fd.status();
   watchers_.push_back({.kinds = kinds, .fd = *fd});
-  Settle();
+  OnTaken();
   return *fd;
 }
 
@@ -113,13 +113,21 @@ uint64_t EventQueue::FrontOf(Lane lane) const {
   return UINT64_MAX;
 }
 
-// Says what is queued: to those who ask without the lock, and by the descriptors.
-void EventQueue::Settle() {
+void EventQueue::OnPushed(Lane lane) {
+  Tell(queued_.load(std::memory_order_relaxed) | KindOf(lane));
+}
+
+void EventQueue::OnTaken() {
   AgentEventKinds queued = AgentEventKinds::kNone;
   for (size_t i = 0; i < kLanes; ++i) {
     const auto lane = static_cast<Lane>(i);
     if (FrontOf(lane) != UINT64_MAX) queued = queued | KindOf(lane);
   }
+  Tell(queued);
+}
+
+// Says what is queued: to those who ask without the lock, and by the descriptors.
+void EventQueue::Tell(AgentEventKinds queued) {
   queued_.store(queued, std::memory_order_release);
   notified_.store(notifications_.size(), std::memory_order_release);
   for (Watcher& watcher : watchers_) {
@@ -134,12 +142,16 @@ void EventQueue::WakeWaiters() {
   if (loop_ != nullptr) loop_->Wake(this);
 }
 
-void EventQueue::Push(Notification notification, Credit credit) {
+void EventQueue::Push(Notification&& notification, Credit&& credit) {
   std::lock_guard lock(mu_);
-  Arrived arrived{std::move(notification), std::move(credit)};
-  if (on_notification_ != nullptr) return Dispatch(std::move(arrived));
-  notifications_.push_back({++last_order_, std::move(arrived)});
-  Settle();
+  if (on_notification_ != nullptr) {
+    return Dispatch({.notification = std::move(notification), .credit = std::move(credit)});
+  }
+  Queued<Arrived>& queued = notifications_.emplace_back();
+  queued.order = ++last_order_;
+  queued.event.notification = std::move(notification);
+  queued.event.credit = std::move(credit);
+  OnPushed(Lane::kNotifications);
 }
 
 void EventQueue::Push(PeerEvent event) {
@@ -151,7 +163,7 @@ void EventQueue::Push(PeerEvent event) {
     }
     if (peers_.size() == kMaxPeerEvents) peers_.pop_front();
     peers_.push_back({++last_order_, std::move(event)});
-    Settle();
+    OnPushed(Lane::kPeers);
   }
   WakeWaiters();
 }
@@ -159,10 +171,10 @@ void EventQueue::Push(PeerEvent event) {
 void EventQueue::Push(KvEvent event) {
   {
     std::lock_guard lock(mu_);
-    auto& queue = event.kind == KvEventKind::kRequestLost ? lost_ : leases_;
-    queue.push_back({++last_order_, std::move(event)});
+    const bool is_lost = event.kind == KvEventKind::kRequestLost;
+    (is_lost ? lost_ : leases_).push_back({++last_order_, std::move(event)});
     if (lost_.size() > kMaxLostRequests) lost_.pop_front();
-    Settle();
+    OnPushed(is_lost ? Lane::kLost : Lane::kLeases);
   }
   WakeWaiters();
 }
@@ -190,7 +202,7 @@ void EventQueue::PushEnd(const TransferPtr& record, EndLane lane, uint64_t user_
     Ends& ends = ends_[index];
     (ends.last == nullptr ? ends.first : ends.last->places[index].next) = record;
     ends.last = record.get();
-    Settle();
+    OnPushed(lane == EndLane::kPosted ? Lane::kPosted : Lane::kWatched);
   }
   WakeWaiters();
 }
@@ -253,7 +265,7 @@ size_t EventQueue::Poll(std::span<AgentEvent> out, AgentEventKinds kinds) {
       if (oldest == UINT64_MAX) break;
       Take(from, out[count], credits);
     }
-    if (count > 0) Settle();
+    if (count > 0) OnTaken();
   }
   // Without the lock: the credit may need a round, which on_drained_ starts on this thread and
   // which may call Push.
@@ -290,7 +302,7 @@ void EventQueue::SetCallback(std::function<void(Notification)> callback) {
     Dispatch(std::move(notifications_.front().event));
     notifications_.pop_front();
   }
-  Settle();
+  OnTaken();
 }
 
 void EventQueue::SetCallback(std::function<void(const PeerEvent&)> callback) {

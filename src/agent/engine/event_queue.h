@@ -57,7 +57,7 @@ class EventQueue {
   void set_on_drained(std::function<void(const Credit&)> f) { on_drained_ = std::move(f); }
 
   // Wakes nobody: the caller does, once for several notifications.
-  void Push(Notification notification, Credit credit);
+  void Push(Notification&& notification, Credit&& credit);
   void Push(PeerEvent event);
   void Push(KvEvent event);
 
@@ -114,7 +114,9 @@ class EventQueue {
   uint64_t FrontOf(Lane lane) const;  // its order; UINT64_MAX: the lane is empty
   void Take(Lane lane, AgentEvent& out, Credits& credits);
   TransferEnd TakeEnd(EndLane lane);
-  void Settle();
+  void OnPushed(Lane lane);
+  void OnTaken();
+  void Tell(AgentEventKinds queued);
   void Dispatch(Arrived arrived);
 
   void WakeWaiters();

@@ -81,6 +81,7 @@ class TransferRecord {
   std::unique_ptr<TransferGroup> group;   // set in the record of a group
   // How handles find the agent; expired once it is gone.
   std::weak_ptr<TransferService> service;
+  TransferService* poster = nullptr;  // the same, for the driver: valid until the engine is closed
 
   std::array<EndPlace, kEndLanes> places{};  // guarded by the lock of the event queue
 

@@ -54,7 +54,9 @@ absl::StatusOr<TransferPtr> TransferService::Start(TransferKind kind, std::strin
   if (!after.ok()) return after.status();
   record->after = *std::move(after);
   if (auto status = ReserveEnd(*record); !status.ok()) return status;
-  if (auto status = Submit(record, [this, record] { Enlist(record); }); !status.ok()) return status;
+  // A command of the size of two pointers costs no allocation.
+  auto status = Submit(record, [record] { record->poster->Enlist(record); });
+  if (!status.ok()) return status;
   return record;
 }
 
@@ -79,6 +81,7 @@ absl::StatusOr<TransferPtr> TransferService::NewRecord(TransferKind kind,
   record->posted = Now();
   record->deadline = record->posted + record->options.deadline;
   record->service = self_;
+  record->poster = this;
   record->id = ++last_;
   return record;
 }

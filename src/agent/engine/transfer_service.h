@@ -53,6 +53,9 @@ class TransferService {
   // Posts `members` as `whole`, which gets its id here. It is done at once if there are none.
   absl::Status PostGroup(const TransferPtr& whole, std::vector<TransferPtr> members);
 
+  // On the driver: hands a posted transfer to its peer.
+  void Enlist(const TransferPtr& record);
+
   // --- handles ---
   const CallGate& gate() const { return *parts_.gate; }
   void Cancel(const TransferPtr& record);
@@ -67,7 +70,6 @@ class TransferService {
   // Has the driver enlist what `handle` stands for. An error: the agent is closed, and nothing is
   // posted.
   absl::Status Submit(const TransferPtr& handle, ProgressLoop::Command enlist);
-  void Enlist(const TransferPtr& record);
   static absl::Status NoPlaceForEnd();
 
   const Parts parts_;

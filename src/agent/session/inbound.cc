@@ -266,7 +266,8 @@ void InboundHub::OnOver(SharedSession& shared) {
   sessions_.erase(it);
   shared.SetTarget(nullptr);
   if (session->state != InboundSession::State::kBroken) {
-    session->Deliver(session->transfers.GiveOut());
+    auto given = session->transfers.GiveOut();
+    session->Deliver(given);
   }
   runtime_->leases.Sweep(session->reader(), Now());
   slots_.Release(session->local_id);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -129,7 +130,8 @@ struct InboundSession final : SessionHalf, private ReadyList::Member::User {
   // --- what it brings ---
   // Carries out what an event led to; `status`: what `transfers` returned for it.
   void Act(absl::Status status);
-  void Deliver(ArrivalTracker::Deliveries all);
+  // Moves the notifications out of `all`.
+  void Deliver(std::span<ArrivalTracker::Delivered> all);
   // nullopt: the answer comes later, by InboundHub::AnswerLate.
   void Answer(std::optional<LeaseAnswerFrame> answer);
   void TellCredit();
@@ -174,6 +176,7 @@ struct InboundSession final : SessionHalf, private ReadyList::Member::User {
   User* const user_;
   StagingTarget* const stages_;
   ReadyList::Member ready_;
+  TargetSession::Actions actions_;  // that Act carries out
 };
 
 class InboundHub : private InboundUser, private InboundSession::User, private SharedSession::User {

@@ -154,22 +154,21 @@ void InboundSession::StartFence(const TargetSession::Fence& fence) {
 
 // Deliveries first, then what the initiator is told.
 void InboundSession::Act(absl::Status status) {
-  TargetSession::Actions actions;
   while (status.ok() && !over() && transfers.has_actions()) {
-    status = transfers.TakeActions(actions);
-    Deliver(std::move(actions.deliver));
-    if (!actions.released.empty()) {
-      channel.Push(FrameType::kReleased, actions.released);
-      for (uint64_t transfer : actions.released.arrived) {
+    status = transfers.TakeActions(actions_);
+    Deliver(actions_.deliver);
+    if (!actions_.released.empty()) {
+      channel.Push(FrameType::kReleased, actions_.released);
+      for (uint64_t transfer : actions_.released.arrived) {
         stages_->OnArrived(local_id, transfer);
       }
     }
-    for (const TargetSession::Fence& fence : actions.fences) StartFence(fence);
+    for (const TargetSession::Fence& fence : actions_.fences) StartFence(fence);
   }
   if (!status.ok()) Fail(status);
 }
 
-void InboundSession::Deliver(ArrivalTracker::Deliveries all) {
+void InboundSession::Deliver(std::span<ArrivalTracker::Delivered> all) {
   for (auto& one : all) {
     const size_t bytes = one.notification.size();
     if (one.notice == Notice::kKvPart) {
@@ -188,7 +187,7 @@ void InboundSession::Deliver(ArrivalTracker::Deliveries all) {
 // The application is told with the last part of a request; the others are drained at once.
 void InboundSession::DeliverPart(const ArrivalTracker::Delivered& sent) {
   const std::string& text = sent.notification;
-  const Credit credit{.account = account, .bytes = text.size()};
+  Credit credit{.account = account, .bytes = text.size()};
   auto part = Decode<KvPartFrame>(std::as_bytes(std::span(text)));
   if (!part.ok()) return Fail(part.status());
   auto taken = runtime_->kv.Take(*part, name, runtime_->now);
@@ -205,7 +204,7 @@ void InboundSession::DeliverPart(const ArrivalTracker::Delivered& sent) {
                                      .payload = std::move(taken->notification).value_or(""),
                                      .request = RequestName(std::move(part->request)),
                                      .cache = CacheName(std::move(part->cache))},
-                        credit);
+                        std::move(credit));
 }
 
 void InboundSession::TellCredit() {

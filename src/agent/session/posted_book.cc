@@ -23,7 +23,7 @@ void PostedBook::EnterChild(const internal::TransferRecord& record) {
 }
 
 void PostedBook::Leave(const internal::TransferRecord& record) {
-  deadlines_.erase({record.deadline, record.id});
+  deadlines_.erase(Deadline(record.deadline, record.id));
   count_->fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,6 +18,7 @@
 #include "src/agent/engine/runtime.h"
 #include "src/agent/engine/transfer_record.h"
 #include "src/core/base/clock.h"
+#include "src/core/base/keeping_allocator.h"
 
 namespace kvxfer {
 
@@ -46,7 +48,8 @@ class PostedBook {
  private:
   Runtime* const runtime_;
   const Count count_ = std::make_shared<std::atomic<uint32_t>>(0);
-  std::set<std::pair<Time, uint64_t>> deadlines_;
+  using Deadline = std::pair<Time, uint64_t>;
+  std::set<Deadline, std::less<>, KeepingAllocator<Deadline>> deadlines_;
 };
 
 }  // namespace kvxfer

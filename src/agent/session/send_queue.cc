@@ -36,7 +36,7 @@ void SendQueue::PushReady(TransferPtr record) {
 
 TransferPtr SendQueue::Pop() { return TakeReady(ready_.begin()); }
 
-TransferPtr SendQueue::TakeReady(std::map<Place, TransferPtr>::iterator at) {
+TransferPtr SendQueue::TakeReady(Ready::iterator at) {
   TransferPtr record = std::move(at->second);
   if (Numbered(*record)) numbered_.erase(numbered_.find(at->first.first));
   ready_.erase(at);

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -22,6 +23,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "src/agent/engine/transfer_record.h"
+#include "src/core/base/keeping_allocator.h"
 
 namespace kvxfer {
 
@@ -53,11 +55,14 @@ class SendQueue {
   using Place = std::pair<int64_t, uint64_t>;  // priority, the highest first; then posting
 
   void PushReady(TransferPtr record);
-  TransferPtr TakeReady(std::map<Place, TransferPtr>::iterator at);
+  using Ready = std::map<Place, TransferPtr, std::less<>,
+                         KeepingAllocator<std::pair<const Place, TransferPtr>>>;
+  TransferPtr TakeReady(Ready::iterator at);
 
-  std::map<Place, TransferPtr> ready_;
+  Ready ready_;
   uint64_t pushed_ = 0;
-  std::multiset<int64_t> numbered_;  // priorities of the numbered ones in ready_
+  std::multiset<int64_t, std::less<>, KeepingAllocator<int64_t>>
+      numbered_;  // priorities of the numbered ones in ready_
   // Of each stream of which one is in ready_, or holds it, those that are behind that.
   std::unordered_map<uint64_t, std::deque<TransferPtr>> layer_streams_;
   size_t waiting_ = 0;  // in layer_streams_

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -86,12 +85,15 @@ void SharedSession::CloseUncarried(const absl::Status& why) {
 
 SessionLink* SharedSession::Best() const {
   if (session_.state() != Session::State::kLinked) return nullptr;
-  const auto rank = [this](const SessionLink* link) {
-    return std::tuple(link->avoided, link->backend, link->dialled != smaller_);
+  const auto better = [this](const SessionLink& a, const SessionLink& b) {
+    if (a.avoided != b.avoided) return b.avoided;
+    if (a.backend != b.backend) return a.backend < b.backend;
+    return a.dialled == smaller_ && b.dialled != smaller_;
   };
   SessionLink* best = nullptr;
   for (SessionLink* const link : links_) {
-    if (link->open() && link->carries && (best == nullptr || rank(link) < rank(best))) best = link;
+    if (!link->carries || !link->open()) continue;
+    if (best == nullptr || better(*link, *best)) best = link;
   }
   return best;
 }

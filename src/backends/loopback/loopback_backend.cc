@@ -121,7 +121,7 @@ void LoopbackBackend::Forget(const LoopbackEndpoint& endpoint) {
 }
 
 void LoopbackBackend::TakeMail(size_t max) {
-  mail_.clear();
+  if (!node_->has_mail()) return;
   node_->Collect(max, mail_);
   for (Mail& mail : mail_) {
     mail.connection->Taken(mail);

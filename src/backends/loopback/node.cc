@@ -121,7 +121,6 @@ bool Node::Deliver(Mail mail) {
 }
 
 void Node::Collect(size_t max, std::vector<Mail>& out) {
-  if (!has_mail()) return;
   std::lock_guard lock(mail_mutex_);
   for (; max > 0 && !mail_.empty(); --max) {
     out.push_back(std::move(mail_.front()));

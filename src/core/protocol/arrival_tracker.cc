@@ -30,7 +30,7 @@ bool FreedSince(const SlotTable::Slot& slot, SlotRef ref) {
 
 // --- frames -------------------------------------------------------------------------------------
 
-absl::Status ArrivalTracker::OnOpen(OpenFrame frame) {
+absl::Status ArrivalTracker::OnOpen(OpenFrame&& frame) {
   const auto known = transfers_.find(frame.transfer);
   if (known != transfers_.end() && known->second.phase != Phase::kUnopened) {
     return ProtocolError("OPEN of transfer ", frame.transfer, ", which is open already");
@@ -271,7 +271,7 @@ absl::Status ArrivalTracker::EndIfWhole(uint64_t id) {
 
 // Transfer `id` is complete and already removed from transfers_.
 absl::Status ArrivalTracker::End(uint64_t id, uint64_t order, Notice notice,
-                                 std::string notification) {
+                                 std::string&& notification) {
   Past past{
       .last = order,
       .delivered = {.transfer = id, .notice = notice, .notification = std::move(notification)}};
@@ -289,7 +289,7 @@ bool ArrivalTracker::IsPast(uint64_t order) const {
   return above != ahead_.begin() && std::prev(above)->second.last >= order;
 }
 
-absl::Status ArrivalTracker::Record(uint64_t order, Past past) {
+absl::Status ArrivalTracker::Record(uint64_t order, Past&& past) {
   // The usual case: the next number in order, and nothing recorded ahead of it.
   if (order == next_order_ && ahead_.empty()) {
     next_order_ = past.last + 1;
@@ -323,7 +323,7 @@ absl::Status ArrivalTracker::Record(uint64_t order, Past past) {
   return absl::OkStatus();
 }
 
-void ArrivalTracker::GiveOut(Delivered delivered) {
+void ArrivalTracker::GiveOut(Delivered&& delivered) {
   Unhold(delivered.notification);
   ++given_out_.notifications;
   given_out_.bytes += delivered.notification.size();
@@ -344,7 +344,10 @@ ArrivalTracker::Deliveries ArrivalTracker::GiveOut() {
   return std::move(actions_.deliver);
 }
 
-ArrivalTracker::Actions ArrivalTracker::TakeActions() { return std::exchange(actions_, {}); }
+void ArrivalTracker::TakeActions(Actions& out) {
+  out.clear();
+  std::swap(out, actions_);
+}
 
 // --- slots --------------------------------------------------------------------------------------
 

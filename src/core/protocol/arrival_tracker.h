@@ -48,7 +48,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/core/protocol/slot_table.h"
@@ -64,7 +63,7 @@ class ArrivalTracker {
     std::string notification{};
   };
 
-  using Deliveries = absl::InlinedVector<Delivered, 1>;  // rarely more than one
+  using Deliveries = std::vector<Delivered>;
 
   // What became known since the last TakeActions, in the order in which to do it: first the
   // deliveries, which publish to the application, then the frame to the initiator.
@@ -74,6 +73,11 @@ class ArrivalTracker {
     // Transfers that the backends must fence; answer each with OnFenced.
     std::vector<uint64_t> fence{};
     bool empty() const { return deliver.empty() && released.empty() && fence.empty(); }
+    void clear() {
+      deliver.clear();
+      released.clear();
+      fence.clear();
+    }
   };
 
   // `slots` must outlive the tracker; `session_id` identifies this session in it.
@@ -82,7 +86,7 @@ class ArrivalTracker {
 
   // Each returns InvalidArgument for a protocol error. Then the session must fail, and the tracker
   // must not be used again.
-  absl::Status OnOpen(OpenFrame frame);
+  absl::Status OnOpen(OpenFrame&& frame);
   absl::Status OnAmend(const AmendFrame& frame);
   absl::Status OnAbort(const AbortFrame& frame);
   absl::Status OnDiscard(const DiscardFrame& frame);
@@ -95,7 +99,8 @@ class ArrivalTracker {
   absl::Status OnLanesDrained(uint64_t transfer);
 
   bool has_actions() const { return !actions_.empty(); }
-  Actions TakeActions();
+  // Exchanges the list for `out`, which it empties: so steady state allocates nothing.
+  void TakeActions(Actions& out);
 
   // The session is over, so missing numbers will never come. Delivers, in order, the notifications
   // of all transfers that were whole, because their initiator knows them as done. The tracker must
@@ -149,12 +154,12 @@ class ArrivalTracker {
   // True if the transfer is open and awaits no lane and no arrival.
   static bool IsWhole(const Inbound& transfer);
   absl::Status EndIfWhole(uint64_t id);
-  absl::Status End(uint64_t id, uint64_t order, Notice notice, std::string notification);
+  absl::Status End(uint64_t id, uint64_t order, Notice notice, std::string&& notification);
   // Records that order number `order` is past, and delivers what is now in order.
-  absl::Status Record(uint64_t order, Past past);
+  absl::Status Record(uint64_t order, Past&& past);
   bool IsPast(uint64_t order) const;
   void FreeSlot(SlotRef ref);
-  void GiveOut(Delivered delivered);
+  void GiveOut(Delivered&& delivered);
   void Unhold(const std::string& notification);
   // The slot that `ref` names, at any generation; an error unless it belongs to this session.
   absl::StatusOr<SlotTable::Slot*> Resolve(SlotRef ref);

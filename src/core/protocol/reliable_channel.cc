@@ -52,7 +52,9 @@ absl::Status ReliableChannel::OnAck(uint64_t ack) {
                                                    " were sent; the session must be reset"));
   }
   while (!kept_.empty() && kept_.front().sequence <= ack) {
-    kept_bytes_ -= kept_.front().message.size();
+    std::string& message = kept_.front().message;
+    kept_bytes_ -= message.size();
+    if (message.capacity() <= kMaxSpareBytes) spare_ = std::move(message);
     kept_.pop_front();
     // A frame may be acknowledged before it was sent again on this connection: its first copy
     // arrived.

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -44,7 +45,8 @@ class ReliableChannel {
   void Push(FrameType type, const Body& body) {
     ++last_sequence_;
     kept_.push_back(
-        {.sequence = last_sequence_, .message = EncodeMessage(type, last_sequence_, 0, body)});
+        {.sequence = last_sequence_,
+         .message = EncodeMessage(type, last_sequence_, 0, body, std::exchange(spare_, {}))});
     kept_bytes_ += kept_.back().message.size();
     if (user_ != nullptr) user_->OnPushed(type);
   }
@@ -99,6 +101,7 @@ class ReliableChannel {
   static constexpr size_t kAckEveryBytes = 256 * 1024;  // of bodies
 
  private:
+  static constexpr size_t kMaxSpareBytes = 1024;
   friend struct ProtocolModelAccess;  // the tests' search compares states
 
   void OnAckSent() {
@@ -113,6 +116,7 @@ class ReliableChannel {
   };
   std::deque<Kept> kept_;
   size_t kept_bytes_ = 0;  // of their messages
+  std::string spare_{};    // the memory of one that was acknowledged, for the next
   size_t next_ = 0;        // index in kept_ of the next message to send
   uint64_t last_sequence_ = 0;
   uint64_t highest_sent_ = 0;  // on any connection

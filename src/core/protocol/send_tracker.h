@@ -18,13 +18,16 @@
 #define KVXFER_CORE_PROTOCOL_SEND_TRACKER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "kvxfer/transfer.h"
 #include "src/core/base/clock.h"
+#include "src/core/base/keeping_allocator.h"
 #include "src/core/protocol/reliable_channel.h"
 #include "src/core/protocol/send_credit.h"
 #include "src/core/protocol/send_end.h"
@@ -165,8 +168,10 @@ class SendTracker {
 
   ReliableChannel* const channel_;
   const Duration grace_;
-  std::map<uint64_t, Transfer> transfers_;  // by id
-  uint32_t ending_ = 0;                     // of them, and not told
+  // By id.
+  std::map<uint64_t, Transfer, std::less<>, KeepingAllocator<std::pair<const uint64_t, Transfer>>>
+      transfers_;
+  uint32_t ending_ = 0;  // of them, and not told
   SlotSupply slots_;
   uint64_t last_order_ = 0;
   SendCredit credit_;

@@ -98,12 +98,11 @@ std::optional<CreditFrame> TargetSession::TakeCredit(const CreditFrame& taken) {
 }
 
 absl::Status TargetSession::TakeActions(Actions& out) {
-  ArrivalTracker::Actions actions = tracker_.TakeActions();
-  out.deliver = std::move(actions.deliver);
-  out.released = std::move(actions.released);
+  tracker_.TakeActions(out);
   absl::Status status;
-  for (const uint64_t transfer : actions.fence) status.Update(StartFence(transfer));
-  out.fences = std::exchange(asked_, {});
+  for (const uint64_t transfer : out.fence) status.Update(StartFence(transfer));
+  out.fences.clear();
+  out.fences.swap(asked_);
   return status;
 }
 

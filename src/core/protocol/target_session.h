@@ -61,10 +61,8 @@ class TargetSession {
     uint64_t link = 0;
     FenceScope scope{};
   };
-  // To be done in this order.
-  struct Actions {
-    ArrivalTracker::Deliveries deliver{};
-    ReleasedFrame released{};     // for the initiator, unless it is empty
+  // To be done in this order; `fences` in place of what the tracker names.
+  struct Actions : ArrivalTracker::Actions {
     std::vector<Fence> fences{};  // to begin; OnFenced or OnRailFenced answers each
   };
 
@@ -104,7 +102,7 @@ class TargetSession {
   std::optional<CreditFrame> TakeCredit(const CreditFrame& taken);
 
   bool has_actions() const { return !asked_.empty() || tracker_.has_actions(); }
-  // Replaces what is in `out`. There may be more afterwards.
+  // Replaces what is in `out`, whose memory it uses. There may be more afterwards.
   absl::Status TakeActions(Actions& out);
   // ArrivalTracker::GiveOut: the session is over.
   ArrivalTracker::Deliveries GiveOut() { return tracker_.GiveOut(); }

@@ -380,11 +380,9 @@ KVXFER_FRAMES(KVXFER_FRAME_NAME)
 // Most bodies are smaller, so that encoding one allocates once.
 constexpr size_t kUsualBodyBytes = 96;
 
-std::string SpaceForEnvelope(size_t body_bytes) {
-  std::string message;
+void MakeSpaceForEnvelope(std::string& message, size_t body_bytes) {
   message.reserve(kEnvelopeBytes + body_bytes);
-  message.resize(kEnvelopeBytes);
-  return message;
+  message.assign(kEnvelopeBytes, 0);
 }
 
 // Writes the envelope in front of the body that `message` already contains.
@@ -397,16 +395,19 @@ void WriteEnvelope(std::string& message, FrameType type, uint64_t sequence, uint
 
 }  // namespace
 
-std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body) {
-  std::string message = SpaceForEnvelope(body.size());
-  message.append(body);
-  WriteEnvelope(message, type, sequence, ack);
-  return message;
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body,
+                          std::string space) {
+  MakeSpaceForEnvelope(space, body.size());
+  space.append(body);
+  WriteEnvelope(space, type, sequence, ack);
+  return space;
 }
 
 template <PlainFrame Frame>
-std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame) {
-  Writer writer(SpaceForEnvelope(kUsualBodyBytes));
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame,
+                          std::string space) {
+  MakeSpaceForEnvelope(space, kUsualBodyBytes);
+  Writer writer(std::move(space));
   Fields(writer, frame);
   std::string message = writer.Take();
   WriteEnvelope(message, type, sequence, ack);
@@ -497,7 +498,7 @@ absl::StatusOr<Frame> Decode(std::span<const std::byte> body) {
   template std::string Encode(const Frame& frame);                                    \
   template absl::StatusOr<Frame> Decode(std::span<const std::byte> body);             \
   template std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, \
-                                     const Frame& frame);
+                                     const Frame& frame, std::string space);
 KVXFER_FRAMES(KVXFER_FRAME_CODEC)
 #undef KVXFER_FRAME_CODEC
 #undef KVXFER_FRAMES

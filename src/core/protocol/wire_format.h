@@ -276,6 +276,12 @@ struct ReleasedFrame {
   bool empty() const {
     return arrived.empty() && freed.empty() && aborted.empty() && discarded.empty();
   }
+  void clear() {
+    arrived.clear();
+    freed.clear();
+    aborted.clear();
+    discarded.clear();
+  }
   bool operator==(const ReleasedFrame&) const = default;
 };
 
@@ -426,11 +432,13 @@ struct StagedFrame {
 template <typename T>
 concept PlainFrame = std::is_class_v<T> && std::is_aggregate_v<T>;
 
-// A complete message: the envelope followed by `body`.
-std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body);
+// A complete message: the envelope followed by `body`. `space`: a string whose memory it may use.
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, std::string_view body,
+                          std::string space = {});
 // The same with the encoding of `frame` as body, without an intermediate copy.
 template <PlainFrame Frame>
-std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame);
+std::string EncodeMessage(FrameType type, uint64_t sequence, uint64_t ack, const Frame& frame,
+                          std::string space = {});
 
 // Whether frames of the type come from the side that initiates what they are about. The others, of
 // those with numbers, come from its target.

@@ -33,7 +33,7 @@ class ArrivalTrackerTest : public ::testing::Test {
   }
   // Transfers delivered since the last look, in order.
   std::vector<uint64_t> Delivered() {
-    last_ = tracker_.TakeActions();
+    tracker_.TakeActions(last_);
     std::vector<uint64_t> ids;
     for (const auto& delivered : last_.deliver) {
       EXPECT_EQ(delivered.notification, "n" + std::to_string(delivered.transfer));
@@ -204,7 +204,7 @@ TEST_F(ArrivalTrackerTest, FinishedTransfersLeaveNoState) {
   for (uint64_t id = 2; id <= 100'000; ++id) {
     ASSERT_TRUE(tracker_.OnAbort(Abort(id, id, false)).ok());
     ASSERT_TRUE(tracker_.OnFenced(id).ok());
-    tracker_.TakeActions();
+    tracker_.TakeActions(last_);
   }
   EXPECT_EQ(tracker_.waiting_in_order(), 1u);
   EXPECT_TRUE(tracker_.OnOpen(Open(100'002, 100'002, {})).ok());
