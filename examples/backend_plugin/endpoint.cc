@@ -41,7 +41,7 @@ class DirectEndpoint final : public kvxfer::Endpoint {
     link_->authorized = true;
     other().Wake();
   }
-  bool Post(const kvxfer::Op& op) override {
+  kvxfer::Posted Post(const kvxfer::Op& op) override {
     const std::lock_guard lock(Lock());
     if (link_->down) return false;
     if (const absl::Status possible = CheckOp(op, side_); !possible.ok()) {

@@ -126,11 +126,28 @@ struct Op {
   BlockRange blocks{};     // what it points to stays valid until the completion
 };
 
-// The number of bytes that one Post copies inside the call, at most. If nothing else is queued on
-// its endpoint, a backend with Arrival::kCopied may copy an op of at most this size completely
-// inside Post and have its completion ready. If out.size() is at most the number of such
-// completions, Poll only returns them.
+// The number of bytes that one Post copies inside the call, at most.
 inline constexpr size_t kInlineCopyBytes = 64 * 1024;
+
+// What became of an op that was posted; true: it was accepted.
+class Posted {
+ public:
+  explicit(false) constexpr Posted(bool accepted) : accepted_(accepted) {}
+  // Accepted, and over: it has completed without an error, and Poll reports nothing of it. For what
+  // a backend with Arrival::kCopied has copied inside the call.
+  static constexpr Posted Done() {
+    Posted posted(true);
+    posted.done_ = true;
+    return posted;
+  }
+
+  explicit(false) constexpr operator bool() const { return accepted_; }
+  constexpr bool done() const { return done_; }
+
+ private:
+  bool accepted_;
+  bool done_ = false;
+};
 
 // The longest message that a backend takes from a peer that is not authorised.
 inline constexpr size_t kMaxFirstMessageBytes = 16 * 1024;
@@ -210,17 +227,16 @@ class Endpoint {
   virtual void Authorize() = 0;
 
   // False: no space now, which is the back-pressure; try again after the next Poll. Never blocks.
-  // An accepted op completes exactly once, also after shutdown and loss. Copies at most
-  // kInlineCopyBytes inline. Accepts nothing before kConnected, after kDown, or after Shutdown, and
-  // nothing on a rail that is down.
-  // An op that can never be carried out is accepted, and completes with an error that says why; no
-  // byte moves. Such an op names no rail or no transfer, has more bytes or pieces than the
-  // capabilities allow, or is posted on the accepting side.
-  // An op that leaves the target's region, or lacks a right to it, moves nothing of the run that is
-  // not allowed, and its immediate is not reported. It completes with an error, unless its end was
-  // reported when the write had left its source. The connection may end for it, or its rail, with
-  // the reason.
-  virtual bool Post(const Op& op) = 0;
+  // An accepted op completes exactly once, also after shutdown and loss: by an event of Poll,
+  // unless the result says that it is done. Copies at most kInlineCopyBytes inline. Accepts nothing
+  // before kConnected, after kDown, or after Shutdown, and nothing on a rail that is down. An op
+  // that can never be carried out is accepted, and completes with an error that says why; no byte
+  // moves. Such an op names no rail or no transfer, has more bytes or pieces than the capabilities
+  // allow, or is posted on the accepting side. An op that leaves the target's region, or lacks a
+  // right to it, moves nothing of the run that is not allowed, and its immediate is not reported.
+  // It completes with an error, unless its end was reported when the write had left its source. The
+  // connection may end for it, or its rail, with the reason.
+  virtual Posted Post(const Op& op) = 0;
 
   // Copies `message`, and hands it to the transport within the call if the transport has space: a
   // Poll of this side may be long in coming. False: no space now; try again after the next Poll. A

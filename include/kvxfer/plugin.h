@@ -124,7 +124,7 @@ std::string SizesOf() {
               std::string, std::vector<int>, absl::Status, absl::StatusOr<std::unique_ptr<Backend>>,
               AgentOptions, BackendOptions, BackendContext, HostIdentity, BackendInfo, Capabilities,
               LocalRegion, RemoteRegion, Registration, RemoteKey, BlockView, BlockPair, BlockPieces,
-              Block, BlockRange, Run, Op, Event, EndpointInfo, RailInfo, FenceScope>() +
+              Block, BlockRange, Run, Op, Posted, Event, EndpointInfo, RailInfo, FenceScope>() +
           "/" + std::to_string(PlaceOf(&plugin_internal::BackendProbe::Behind)) + "." +
           std::to_string(PlaceOf(&plugin_internal::EndpointProbe::Behind));
   return text;

@@ -148,7 +148,7 @@ TEST(HeaderExamples, Log) {
 struct OneOpEndpoint final : kvxfer::Endpoint {
   kvxfer::EndpointInfo Describe() const override { return {.path = "example", .rails = {{}}}; }
   void Authorize() override {}
-  bool Post(const kvxfer::Op& op) override {
+  kvxfer::Posted Post(const kvxfer::Op& op) override {
     if (posted != 0) return false;
     posted = op.id;
     return true;
@@ -197,7 +197,7 @@ TEST(HeaderExamples, Backend) {
   bool accepted = endpoint->Post(op);  // false is the back-pressure
   std::array<kvxfer::Event, 64> events;
   EXPECT_FALSE(endpoint->Post({.id = 43}));
-  size_t n = backend->Poll(events, kvxfer::Input::kAll);  // completions come from here only
+  size_t n = backend->Poll(events, kvxfer::Input::kAll);  // its completion comes from here
   EXPECT_TRUE(accepted);
   ASSERT_EQ(n, 1u);
   EXPECT_EQ(events[0].id, 42u);

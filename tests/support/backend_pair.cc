@@ -50,7 +50,14 @@ size_t TestLink::Post(std::span<const Op> ops) {
   size_t accepted = 0;
   for (; accepted < ops.size(); ++accepted) {
     const Op& op = ops[accepted];
-    if (!endpoint->Post(op)) break;
+    const Posted posted = endpoint->Post(op);
+    if (!posted) break;
+    if (posted.done()) {
+      blocks.erase(op.id);
+      EXPECT_TRUE(ended.emplace(op.id, absl::OkStatus()).second)
+          << "op " << op.id << " ended twice";
+      continue;
+    }
     EXPECT_TRUE(open.insert(op.id).second);
     EXPECT_FALSE(down_rails.contains(op.rail)) << "accepted on a rail that is down";
     rail_of[op.id] = op.rail;

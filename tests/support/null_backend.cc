@@ -22,7 +22,7 @@ class NullEndpoint : public Endpoint {
     return info;
   }
   void Authorize() override { inner_->Authorize(); }
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override { return inner_->Send(message); }
   void Fence(FenceScope scope) override { inner_->Fence(scope); }
   void Shutdown(absl::Status why) override;
@@ -66,33 +66,18 @@ class NullBackend : public Backend {
     return inner_->Register(region);
   }
   size_t Poll(std::span<Event> out, Input input) override;
-  bool Arm() override { return completed_.empty() && inner_->Arm(); }
+  bool Arm() override { return inner_->Arm(); }
 
   // --- for its endpoints ---
   void Adopt(NullEndpoint* endpoint) { endpoints_.emplace(endpoint->inner(), endpoint); }
-  void Forget(const NullEndpoint* endpoint) {
-    endpoints_.erase(endpoint->inner());
-    for (Completed& completed : completed_) {
-      if (completed.endpoint == endpoint) completed.endpoint = nullptr;  // reported to nobody
-    }
-  }
-  void Complete(NullEndpoint* endpoint, const Op& op) {
-    completed_.push_back({.endpoint = endpoint, .id = op.id, .rail = op.rail});
-  }
+  void Forget(const NullEndpoint* endpoint) { endpoints_.erase(endpoint->inner()); }
 
  private:
-  struct Completed {
-    NullEndpoint* endpoint = nullptr;
-    uint64_t id = 0;
-    uint32_t rail = 0;
-  };
   void Translate(Event& event);
 
   const std::unique_ptr<Backend> inner_;
   BackendInfo info_;                                              // loopback's does not change
   std::unordered_map<const Endpoint*, NullEndpoint*> endpoints_;  // by what it wraps
-  std::vector<Completed> completed_;
-  size_t reported_ = 0;  // of completed_
 };
 
 NullEndpoint::NullEndpoint(NullBackend* backend, std::unique_ptr<Endpoint> inner)
@@ -104,14 +89,13 @@ NullEndpoint::~NullEndpoint() {
   if (backend_ != nullptr) backend_->Forget(this);
 }
 
-bool NullEndpoint::Post(const Op& op) {
+Posted NullEndpoint::Post(const Op& op) {
   if (!up_ || backend_ == nullptr) return false;
   // Walks the runs as a backend that moves them does, so that a count of instructions includes it.
   uint64_t bytes = 0;
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) bytes += walk.run().bytes;
   if (bytes != op.blocks.bytes) std::abort();
-  backend_->Complete(this, op);
-  return true;
+  return Posted::Done();
 }
 
 void NullEndpoint::Shutdown(absl::Status why) {
@@ -119,24 +103,10 @@ void NullEndpoint::Shutdown(absl::Status why) {
   inner_->Shutdown(std::move(why));
 }
 
-// Completions first, so that an endpoint's kDown is its last event.
 size_t NullBackend::Poll(std::span<Event> out, Input input) {
-  size_t n = 0;
-  for (; n < out.size() && reported_ < completed_.size(); ++reported_) {
-    const Completed& completed = completed_[reported_];
-    if (completed.endpoint == nullptr) continue;
-    out[n].kind = EventKind::kCompletion;
-    out[n].endpoint = completed.endpoint;
-    out[n].id = completed.id;
-    out[n++].rail = completed.rail;
-  }
-  if (reported_ < completed_.size()) return n;
-  completed_.clear();
-  reported_ = 0;
-  const std::span<Event> rest = out.subspan(n);
-  const size_t more = rest.empty() ? 0 : inner_->Poll(rest, input);
-  for (Event& event : rest.first(more)) Translate(event);
-  return n + more;
+  const size_t count = inner_->Poll(out, input);
+  for (Event& event : out.first(count)) Translate(event);
+  return count;
 }
 
 void NullBackend::Translate(Event& event) {

@@ -10,20 +10,18 @@ bool BackendPoller::PollAll(absl::FunctionRef<Input(size_t)> input, Leaving leav
   busy |= runtime_->staging.Poll();
   // Events that the last driver left over.
   DispatchAll(Driven::Stays);
-  runtime_->copied = 0;
   const size_t count = runtime_->backends.size();
   for (size_t i = 0; i < count; ++i) {
     const size_t at = std::exchange(next_, (next_ + 1) % count);
-    busy |= Poll(at, events_.size(), input(at));
+    busy |= Poll(at, input(at));
     if (!DispatchAll(leaving)) return true;
   }
   return busy;
 }
 
-// Takes up to `most` events from one backend. True: there were any.
-bool BackendPoller::Poll(size_t backend, size_t most, Input input) {
-  const auto space = std::span(events_).first(most);
-  undone_ = space.first(runtime_->backends[backend]->Poll(space, input));
+// Takes events from one backend. True: there were any.
+bool BackendPoller::Poll(size_t backend, Input input) {
+  undone_ = std::span(events_).first(runtime_->backends[backend]->Poll(events_, input));
   undone_from_ = backend;
   return !undone_.empty();
 }
@@ -47,19 +45,6 @@ void BackendPoller::Dispatch(Event& event) {
   // An endpoint whose user has gone has no entry: its remaining events are dropped.
   const auto user = runtime_->users.find(event.endpoint);
   if (user != runtime_->users.end()) user->second->OnEvent(event);
-}
-
-// A kCopied backend that is asked for no more events than were copied does nothing else
-// (kInlineCopyBytes in backend.h).
-void BackendPoller::TakeCopied() {
-  DispatchAll(Driven::Stays);
-  const size_t n = std::min(std::exchange(runtime_->copied, 0), events_.size());
-  for (size_t at = 0; at < runtime_->backends.size(); ++at) {
-    if (!runtime_->CopiesItself(at)) continue;
-    Poll(at, n, Input::kInMemory);
-    DispatchAll(Driven::Stays);
-  }
-  runtime_->finished.clear();
 }
 
 bool BackendPoller::Arm() {

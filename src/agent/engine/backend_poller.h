@@ -35,14 +35,11 @@ class BackendPoller {
   // the driver is leaving; the next call begins with the events that are left, and with the
   // backends that this one did not reach. True: there were events.
   bool PollAll(absl::FunctionRef<Input(size_t backend)> input, Leaving leaving);
-  // Polls the completions of writes that were copied inside Post (Runtime::copied), so that what
-  // follows them (the OPEN) goes out now and not in the next round.
-  void TakeCopied();
   // Arms every backend. False: there is work that their wait descriptors would not show.
   bool Arm();
 
  private:
-  bool Poll(size_t backend, size_t most, Input input);
+  bool Poll(size_t backend, Input input);
   bool DispatchAll(Leaving leaving);
   void Dispatch(Event& event);
 

@@ -169,10 +169,6 @@ void Engine::SendAll(Time now, bool leaving) {
   runtime_.answers_wait = answer_hold_.Holds(leaving, now);
   runtime_.now = now;
   peers_.Pump(now);
-  if (runtime_.copied > 0) {
-    poller_.TakeCopied();
-    peers_.Pump(now);
-  }
   peers_.Sweep();
   // Before inbound_.Pump, which sends the questions that Advance asks.
   memory_.Advance();

@@ -93,8 +93,6 @@ struct Runtime {
   uint64_t NextChild() { return kFirstChild | ++last_child_; }
   uint64_t revision = 0;  // of the agent's metadata; each change of what it lists increments it
   OpTable ops;
-  // How many writes were copied inside Post and have not had their completions polled.
-  size_t copied = 0;
   std::unordered_map<const Endpoint*, EndpointUser*> users;
   // A Peer wanted one of this agent's own staging buffers and there was none; and since then one
   // was returned.

@@ -110,7 +110,7 @@ void Peer::Pump(Time now) {
   transfers_.TellStagedEnds();
   transfers_.GiveBackRecalled();
   bool sent = keeper_.SendFences();
-  sent &= shared_.Flush(transfers_.inline_link(), runtime_->answers_wait || runtime_->copied > 0);
+  sent &= shared_.Flush(transfers_.inline_link(), runtime_->answers_wait);
   transfers_.OnMessagesSent();
   FinishClosing(now);
   if (!sent || Waits()) ready_.Again();

@@ -36,12 +36,6 @@ std::span<const uint32_t> DistancesFor(Outbound& outbound, const BlockRange& blo
   return known.of_rails;
 }
 
-bool PostOn(Outbound& outbound, const Op& op) {
-  if (!outbound.link->endpoint->Post(op)) return false;
-  outbound.link->rails.OnAccepted(op.rail);
-  return true;
-}
-
 }  // namespace
 
 // By priority, then posting.
@@ -77,6 +71,7 @@ void Sender::Post(Time now) {
     while (end < sending_.size() && sending_[end]->record->options.priority == priority) ++end;
     size_t idle = 0;  // turns in a row that moved nothing
     while (idle < end - begin) {
+      if (done_.size() >= kMaxDone) return;
       Outbound* outbound = sending_[begin];
       const auto first = sending_.begin() + static_cast<std::ptrdiff_t>(begin);
       const bool posted = TakeTurn(*outbound, now);
@@ -110,6 +105,19 @@ bool Sender::HeldBack(Outbound& outbound) {
       Annotate(passed.status(), absl::StrCat("transfer ", record.id, " to peer ", record.peer)),
       EndCause::kStopped, Now());
   return true;
+}
+
+bool Sender::PostOn(const Outbound& outbound, const Op& op) {
+  const Posted posted = outbound.link->endpoint->Post(op);
+  if (!posted) return false;
+  outbound.link->rails.OnAccepted(op.rail);
+  if (posted.done()) done_.push_back(op.id);
+  return true;
+}
+
+void Sender::TakeDone(std::vector<uint64_t>& done) {
+  done.clear();
+  done.swap(done_);
 }
 
 bool Sender::TakeTurn(Outbound& outbound, Time now) {
@@ -213,10 +221,6 @@ bool Sender::PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t 
   }
   link.choice.OnPosted(rail, entry.blocks.bytes, runtime_->now);
   link.seen->OnPosted(entry.blocks.bytes, runtime_->now);
-  if (!sending.counted() && link.choice.in_flight(rail) <= kInlineCopyBytes &&
-      runtime_->CopiesItself(link.backend)) {
-    ++runtime_->copied;
-  }
   outbound.prepared = 0;
   if (outbound.record->blocks.total_bytes() < runtime_->options.stripe_from) outbound.home = rail;
   sending.OnAccepted(rail);

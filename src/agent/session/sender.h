@@ -42,8 +42,13 @@ class Sender {
   void Start(Outbound& outbound);
   // It ends: nothing more of it is posted.
   void Stop(Outbound& outbound);
-  // A round: posts what the rails take. Ends nothing but what can never be let go.
+  // How many ops, each of kInlineCopyBytes at most, may be done in one call while others wait.
+  static constexpr size_t kMaxDone = 64;
+  // A round: posts what the rails take, until kMaxDone ops are done. Ends nothing but what can
+  // never be let go.
   void Post(Time now);
+  // Ops that were done when they were posted. Exchanges the list for `done`, which it empties.
+  void TakeDone(std::vector<uint64_t>& done);
 
   // Some have data that is not posted yet.
   bool sends() const { return !sending_.empty(); }
@@ -66,6 +71,7 @@ class Sender {
   bool PostStaged(Outbound& outbound);
   bool PostPreparedOn(Outbound& outbound, OpTable::Entry& entry, uint32_t rail,
                       const SendTransfer::Offered& offered);
+  bool PostOn(const Outbound& outbound, const Op& op);
   void CloseLanes(Outbound& outbound);
   void ReleaseLayerStream(Outbound& outbound);
 
@@ -74,6 +80,7 @@ class Sender {
   Stager* const stager_;
   User* const user_;
   std::vector<Outbound*> sending_;  // have data to post; by priority, then posting
+  std::vector<uint64_t> done_;      // ops
   cuda::PointPoll points_;          // what transfers wait for in CUDA streams
   bool waits_ready_ = false;
   Link* inline_link_ = nullptr;

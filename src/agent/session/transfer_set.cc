@@ -91,13 +91,27 @@ void TransferSet::EndQueued(SendQueue::Predicate which, TransferState state,
   for (const TransferPtr& record : queue_.Remove(which)) FailQueued(record, state, why);
 }
 
+// Ops that are done at once make room for others, of which no event would speak.
 void TransferSet::Post(Time now) {
+  size_t done = 0;
+  bool again = false;
   do {
     waits_key_ = !admission_.Admit(now);
     waits_key_ |= !stager_.Begin();
     sender_.Post(now);
+    const size_t before = std::exchange(done, done + TakeDone());
     Settle();
-  } while (admission_.TakeNextOfStream() || (stager_.begins() && !waits_key_));
+    goes_on_ = done > before && unposted();
+    again = goes_on_ && done < Sender::kMaxDone;
+  } while (again || admission_.TakeNextOfStream() || (stager_.begins() && !waits_key_));
+}
+
+size_t TransferSet::TakeDone() {
+  sender_.TakeDone(done_);
+  for (const uint64_t op : done_) {
+    OnCompletion(*runtime_->ops.Find(op)->outbound->link, op, absl::OkStatus());
+  }
+  return done_.size();
 }
 
 void TransferSet::TellStagedEnds() {
@@ -139,6 +153,7 @@ void TransferSet::ExpireQueued(const std::unordered_set<uint64_t>& ids) {
 Time TransferSet::NextTimer(bool posts) const {
   Time next = std::min(posted_.next(), tracker_->NextTimer());
   if (posts) next = std::min(next, sender_.next_point());
+  if (posts && goes_on_) next = std::min(next, runtime_->now);
   if (sender_.waits_ready() || waits_key_) next = std::min(next, Now() + kReadyPoll);
   if (replies_.waits_closed()) next = std::min(next, Now() + kClosedPoll);
   return next;

@@ -109,6 +109,7 @@ class TransferSet final : private Admission::User, private StagerUser {
   void Inherit(const TransferSet& before);
 
  private:
+  size_t TakeDone();
   absl::Status OnQuiesce(const QuiesceFrame& frame);
 
   // The stager's children, and its ops.
@@ -142,7 +143,9 @@ class TransferSet final : private Admission::User, private StagerUser {
   std::vector<SendTracker::Action> actions_;  // that Settle carries out
   // Transfers whose quiet was not learnt before their session ended.
   std::vector<TransferPtr> quarantined_;
-  bool waits_key_ = false;  // a region's key is not here yet
+  std::vector<uint64_t> done_;  // ops that were done when they were posted
+  bool waits_key_ = false;      // a region's key is not here yet
+  bool goes_on_ = false;        // Post has stopped, so that others have their turn
 };
 
 }  // namespace kvxfer

@@ -72,7 +72,7 @@ absl::Status CudaIpcAcceptedEndpoint::OnFrame(std::span<const std::byte> frame) 
   return decoded.ok() ? OnRingsFrame(*decoded) : decoded.status();
 }
 
-bool CudaIpcAcceptedEndpoint::Post(const Op& op) {
+Posted CudaIpcAcceptedEndpoint::Post(const Op& op) {
   if (!up()) return false;
   Emit(MakeRefused(this, op, "cuda_ipc"));
   return true;

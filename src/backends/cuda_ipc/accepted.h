@@ -42,7 +42,7 @@ class CudaIpcAcceptedEndpoint final : public CudaIpcEndpoint {
   bool Send(std::span<const std::byte> message) override {
     return process_ != nullptr && CudaIpcEndpoint::Send(message);
   }
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;

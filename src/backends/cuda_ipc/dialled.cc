@@ -145,7 +145,7 @@ absl::Status CudaIpcDialledEndpoint::CheckKey(const CudaIpcRemoteKey& key, OpKin
   return absl::OkStatus();
 }
 
-bool CudaIpcDialledEndpoint::Post(const Op& op) {
+Posted CudaIpcDialledEndpoint::Post(const Op& op) {
   if (!up() || ended_) return false;
   // Counts completions since the last Poll: they wait in the event queue, which must stay bounded.
   if (std::exchange(poll_, backend_->hub().poll_number()) != poll_) at_once_ = 0;

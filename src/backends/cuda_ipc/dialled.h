@@ -34,7 +34,7 @@ class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
   // --- Endpoint ---
   EndpointInfo Describe() const override;
   void Authorize() override {}
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   // Unavailable: the peer's answer about the region is on its way; try again after the next Poll.
   // FailedPrecondition, PermissionDenied, InvalidArgument, ResourceExhausted: it cannot be

@@ -43,7 +43,7 @@ void FaultyEndpoint::Authorize() {
   if (inner_ != nullptr) inner_->Authorize();
 }
 
-bool FaultyEndpoint::Post(const Op& op) {
+Posted FaultyEndpoint::Post(const Op& op) {
   if (phase_ != Phase::kOpen) return false;
   const FaultOptions& options = backend_->options();
   if (Backlog() >= kMaxBacklog + options.reorder_window || !RailUp(op.rail)) return false;
@@ -222,8 +222,13 @@ void FaultyEndpoint::ProgressOutgoing(Time now) {
 void FaultyEndpoint::Forward() {
   if (released_.empty()) return;
   size_t taken = 0;
-  for (; taken < released_.size() && inner_->Post(released_[taken]); ++taken) {
-    rails_.OnForwarded(released_[taken].id, released_[taken].rail);
+  for (; taken < released_.size(); ++taken) {
+    const Op& op = released_[taken];
+    const Posted posted = inner_->Post(op);
+    if (!posted) break;
+    rails_.OnForwarded(op.id, op.rail);
+    // Also of one that is done: the faults of completions are for it as well.
+    if (posted.done()) OnInner(MakeEvent(EventKind::kCompletion, this, op.id, {}, op.rail));
   }
   released_.erase(released_.begin(), released_.begin() + static_cast<std::ptrdiff_t>(taken));
 }

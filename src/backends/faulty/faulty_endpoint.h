@@ -37,7 +37,7 @@ class FaultyEndpoint : public Endpoint {
 
   EndpointInfo Describe() const override;
   void Authorize() override;
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override;
   void Fence(FenceScope scope) override;
   uint32_t rail_distance(uint32_t rail, const Registration& local,

@@ -38,7 +38,7 @@ void LibfabricAcceptedEndpoint::Authorize() {
   }
 }
 
-bool LibfabricAcceptedEndpoint::Post(const Op& op) {
+Posted LibfabricAcceptedEndpoint::Post(const Op& op) {
   if (!up()) return false;
   Emit(MakeRefused(this, op, "libfabric"));
   return true;

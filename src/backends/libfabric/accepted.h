@@ -25,7 +25,7 @@ class LibfabricAcceptedEndpoint final : public LibfabricEndpoint {
   // --- Endpoint ---
   EndpointInfo Describe() const override;
   void Authorize() override;
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;

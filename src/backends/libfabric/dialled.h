@@ -35,7 +35,7 @@ class LibfabricDialledEndpoint final : public LibfabricEndpoint {
   // --- Endpoint ---
   EndpointInfo Describe() const override;
   void Authorize() override {}
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   // Of a transfer; a rail is fenced by the accepting side.
   void Fence(FenceScope scope) override;
   void ReopenRail(uint32_t index) override;

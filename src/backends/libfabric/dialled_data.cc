@@ -60,7 +60,7 @@ absl::Status LibfabricDialledEndpoint::CheckOp(const Op& op, Pieces& pieces) con
   return absl::InvalidArgumentError(absl::StrCat("libfabric: op ", op.id, " lacks a key"));
 }
 
-bool LibfabricDialledEndpoint::Post(const Op& op) {
+Posted LibfabricDialledEndpoint::Post(const Op& op) {
   if (!up()) return false;
   Pieces pieces;
   const absl::Status checked = CheckOp(op, pieces);

@@ -37,7 +37,7 @@ void LoopbackEndpoint::Authorize() {
   if (side_ == Side::kTarget) connection_->Authorize();
 }
 
-bool LoopbackEndpoint::Post(const Op& op) {
+Posted LoopbackEndpoint::Post(const Op& op) {
   if (closing_ || backend_ == nullptr) return false;
   if (side_ == Side::kTarget) {
     backend_->Report(MakeRefused(this, op, "loopback"));

@@ -27,7 +27,7 @@ class LoopbackEndpoint : public Endpoint {
   EndpointInfo Describe() const override;
   void Authorize() override;
   // Only queues the op; Poll copies it, so that a large write does not delay its submitter.
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override;
   // Of a transfer: rails do not fail alone here.
   void Fence(FenceScope scope) override;

@@ -95,7 +95,7 @@ void ShmAcceptedEndpoint::SendForget(uint64_t id) {
   SendFrame(FrameType::kForget, wire::Encode(body));
 }
 
-bool ShmAcceptedEndpoint::Post(const Op& op) {
+Posted ShmAcceptedEndpoint::Post(const Op& op) {
   if (down_) return false;
   hub_->events.Push(MakeRefused(this, op, "shm"));
   return true;

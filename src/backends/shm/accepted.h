@@ -31,7 +31,7 @@ class ShmAcceptedEndpoint final : public ShmEndpoint {
 
   EndpointInfo Describe() const override;
   void Authorize() override;
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,

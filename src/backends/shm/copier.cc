@@ -48,7 +48,7 @@ Copier::Queued::Queued(const Op& op)
       transfer(op.transfer),
       walk(op.blocks) {}
 
-bool Copier::Post(const Op& op) {
+Posted Copier::Post(const Op& op) {
   if (queue_.size() >= kMaxQueuedOps || queued_bytes_ >= kMaxQueuedCopyBytes ||
       events_->size() >= kMaxEvents) {
     return false;
@@ -61,7 +61,14 @@ bool Copier::Post(const Op& op) {
   const bool at_once = queue_.empty() && bytes <= kInlineCopyBytes;
   queue_.emplace_back(op);
   queued_bytes_ += bytes;
-  if (at_once) Step(static_cast<size_t>(bytes));
+  if (!at_once) return true;
+  size_t copied = 0;
+  std::optional<absl::Status> end = Advance(static_cast<size_t>(bytes), copied);
+  StoreBarrier();
+  if (!end.has_value()) return true;
+  queue_.pop_front();
+  if (end->ok()) return Posted::Done();
+  Complete(op.id, op.rail, *std::move(end));
   return true;
 }
 
@@ -100,22 +107,9 @@ absl::Status Copier::Check(const Op& op) const {
 size_t Copier::Step(size_t budget) {
   size_t copied = 0;
   while (!queue_.empty()) {
-    Queued& front = queue_.front();
-    absl::Status status;
-    if (!front.walk.done()) {
-      if (copied >= budget) break;
-      const absl::StatusOr<size_t> moved = Advance(front, budget - copied);
-      status = moved.status();
-      if (moved.ok()) {
-        copied += *moved;
-        if (!front.walk.done()) continue;
-        // It may have moved this much before it failed.
-      } else {
-        copied += budget;
-      }
-    }
-    queued_bytes_ -= front.walk.left();
-    Complete(front.id, front.rail, std::move(status));
+    std::optional<absl::Status> end = Advance(budget, copied);
+    if (!end.has_value()) break;
+    Complete(queue_.front().id, queue_.front().rail, *std::move(end));
     queue_.pop_front();
   }
   // Later stores, which publish the bytes, could otherwise overtake non-temporal ones.
@@ -123,7 +117,22 @@ size_t Copier::Step(size_t budget) {
   return copied;
 }
 
-absl::StatusOr<size_t> Copier::Advance(Queued& queued, size_t budget) {
+// Goes on with the first op until `copied` has reached `budget`. How it has ended, if it has.
+std::optional<absl::Status> Copier::Advance(size_t budget, size_t& copied) {
+  Queued& front = queue_.front();
+  absl::Status status;
+  while (status.ok() && !front.walk.done()) {
+    if (copied >= budget) return std::nullopt;
+    const absl::StatusOr<size_t> moved = Move(front, budget - copied);
+    status = moved.status();
+    // It may have moved as much before it failed.
+    copied += moved.ok() ? *moved : budget;
+  }
+  queued_bytes_ -= front.walk.left();
+  return status;
+}
+
+absl::StatusOr<size_t> Copier::Move(Queued& queued, size_t budget) {
   if (KeyOf(queued.walk.run())->mapped()) return CopyMapped(queued, budget);
   return MoveAttached();
 }

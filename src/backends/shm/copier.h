@@ -43,8 +43,8 @@ class Copier {
     probe_value_ = value;
   }
 
-  // False: too much waits already.
-  bool Post(const Op& op);
+  // False: too much waits already. Done: it was small, and nothing waited.
+  Posted Post(const Op& op);
   // Copies up to `budget` bytes; or, if the next bytes are in attached memory, at most one slice
   // per thread. Returns the number of bytes.
   size_t Step(size_t budget);
@@ -70,7 +70,8 @@ class Copier {
 
   // InvalidArgument or PermissionDenied: the op leaves its regions or lacks a right.
   absl::Status Check(const Op& op) const;
-  absl::StatusOr<size_t> Advance(Queued& queued, size_t budget);
+  std::optional<absl::Status> Advance(size_t budget, size_t& copied);
+  absl::StatusOr<size_t> Move(Queued& queued, size_t budget);
   size_t CopyMapped(Queued& queued, size_t budget);
   absl::StatusOr<size_t> MoveAttached();
   void FillBatch();

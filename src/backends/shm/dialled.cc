@@ -149,14 +149,14 @@ absl::Status ShmDialledEndpoint::OnOffer(const OfferBody& offer, const Channel::
                                              attach_.message(), "; tcp will be taken"));
 }
 
-bool ShmDialledEndpoint::Post(const Op& op) {
+Posted ShmDialledEndpoint::Post(const Op& op) {
   if (down_ || closing_) return false;
-  const bool accepted = copier_.Post(op);
+  const Posted posted = copier_.Post(op);
   if (!copier_.idle() && !busy_) {
     busy_ = true;
     hub_->busy.push_back(this);
   }
-  return accepted;
+  return posted;
 }
 
 size_t ShmDialledEndpoint::Step() {

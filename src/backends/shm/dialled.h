@@ -30,7 +30,7 @@ class ShmDialledEndpoint final : public ShmEndpoint {
 
   EndpointInfo Describe() const override;
   void Authorize() override {}
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;
   // Unavailable: the peer has not authorised this connection yet, or the region's memfd has not

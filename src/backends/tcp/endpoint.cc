@@ -79,7 +79,7 @@ absl::Status TcpEndpoint::CheckOp(const Op& op) const {
   return absl::InvalidArgumentError(absl::StrCat("tcp: op ", op.id, " lacks a key"));
 }
 
-bool TcpEndpoint::Post(const Op& op) {
+Posted TcpEndpoint::Post(const Op& op) {
   if (down()) return false;
   if (!connecting()) {
     Emit(MakeRefused(this, op, "tcp"));

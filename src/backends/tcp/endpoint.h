@@ -44,7 +44,7 @@ class TcpEndpoint final : public net::ControlEndpoint {
   // --- Endpoint ---
   EndpointInfo Describe() const override;
   void Authorize() override;
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   void ReopenRail(uint32_t rail) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,

@@ -111,7 +111,7 @@ absl::Status UcxEndpoint::CheckOp(const Op& op) const {
   return absl::InvalidArgumentError(absl::StrCat("ucx: op ", op.id, " lacks a key"));
 }
 
-bool UcxEndpoint::Post(const Op& op) {
+Posted UcxEndpoint::Post(const Op& op) {
   if (state_ != State::kUp || ops_.size() + reads_.size() >= kMaxOps) return false;
   if (accepted()) {
     backend_->events().Push(MakeRefused(this, op, "ucx"));

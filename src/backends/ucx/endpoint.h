@@ -40,7 +40,7 @@ class UcxEndpoint final : public Endpoint {
 
   EndpointInfo Describe() const override;
   void Authorize() override;
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   bool Send(std::span<const std::byte> message) override;
   void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;

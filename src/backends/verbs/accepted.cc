@@ -42,7 +42,7 @@ void VerbsAcceptedEndpoint::Authorize() {
   if (!down()) carrier().Authorize();
 }
 
-bool VerbsAcceptedEndpoint::Post(const Op& op) {
+Posted VerbsAcceptedEndpoint::Post(const Op& op) {
   if (!up()) return false;
   Emit(MakeRefused(this, op, "verbs"));
   return true;

@@ -38,7 +38,7 @@ class VerbsAcceptedEndpoint final : public VerbsEndpoint {
   // --- Endpoint ---
   EndpointInfo Describe() const override;
   void Authorize() override;
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion& region,
                                                     std::string_view key) override;

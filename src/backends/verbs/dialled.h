@@ -33,7 +33,7 @@ class VerbsDialledEndpoint final : public VerbsEndpoint, private VerbsRemoteKey:
   // --- Endpoint ---
   EndpointInfo Describe() const override;
   void Authorize() override {}
-  bool Post(const Op& op) override;
+  Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   uint32_t rail_distance(uint32_t rail, const Registration& local,
                          const RemoteKey& remote) const override;

@@ -45,7 +45,7 @@ bool VerbsDialledEndpoint::Refuse(const Op& op, absl::Status why) {
   return true;
 }
 
-bool VerbsDialledEndpoint::Post(const Op& op) {
+Posted VerbsDialledEndpoint::Post(const Op& op) {
   if (!up()) return false;
   // This may end rails, and with the last of them the endpoint.
   backend_->TakeAdded();

@@ -36,7 +36,7 @@ class TestEndpoint final : public ControlEndpoint {
 
   EndpointInfo Describe() const override { return {.path = Name()}; }
   void Authorize() override { OnAuthorized(); }
-  bool Post(const Op&) override { return false; }
+  Posted Post(const Op&) override { return false; }
   void Fence(FenceScope) override {}
   absl::StatusOr<std::unique_ptr<RemoteKey>> Import(const RemoteRegion&,
                                                     std::string_view) override {

@@ -121,21 +121,6 @@ TEST_F(BackendPollerTest, ConnectionsOfPeersGoToWhoAcceptsThem) {
   EXPECT_THAT(accepted_, ElementsAre(2));
 }
 
-// Expect that only those that copy themselves are asked, for as many completions as there are.
-TEST_F(BackendPollerTest, CompletionsOfCopiesInsideOfPost) {
-  for (const size_t arrives : {size_t{0}, size_t{2}}) {
-    backends_[arrives]->capabilities_now().arrival = Arrival::kImmediate;
-    Give(arrives, 99);
-  }
-  backends_[1]->capabilities_now().arrival = Arrival::kCopied;
-  for (uint64_t op = 1; op <= 3; ++op) Give(1, op);
-  runtime_.copied = 2;
-  poller_.TakeCopied();
-  EXPECT_THAT(Log(), ElementsAre("b memory"));
-  EXPECT_THAT(Handled(), ElementsAre(1, 2));
-  EXPECT_EQ(runtime_.copied, 0u);
-}
-
 TEST_F(BackendPollerTest, AllAreArmedEvenIfOneHasWork) {
   EXPECT_TRUE(poller_.Arm());
   backends_[0]->arms = false;

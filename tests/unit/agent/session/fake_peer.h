@@ -38,11 +38,11 @@ class FakeEndpoint : public Endpoint {
  public:
   EndpointInfo Describe() const override { return {.path = "a wire", .rails = rails}; }
   void Authorize() override {}
-  bool Post(const Op& op) override {
+  Posted Post(const Op& op) override {
     if (space == 0) return false;
     --space;
     ops.push_back(op);
-    return true;
+    return done_at_once ? Posted::Done() : Posted(true);
   }
   bool Send(std::span<const std::byte> message) override {
     if (messages == 0) return false;
@@ -71,7 +71,8 @@ class FakeEndpoint : public Endpoint {
   }
 
   std::vector<RailInfo> rails{{.name = "r0"}};
-  size_t space = 1000;     // for ops
+  size_t space = 1000;  // for ops
+  bool done_at_once = false;
   size_t messages = 1000;  // for messages
   std::vector<Op> ops{};
   std::vector<std::string> sent{};

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -133,6 +134,45 @@ TEST_F(TransferSetTest, AWriteThatIsCopiedIsDoneWithItsOps) {
   EXPECT_EQ(record->state(), TransferState::kDone);
   EXPECT_EQ(record->end().stats.path, "tcp");
   EXPECT_THAT(Frames(), IsEmpty());
+  ExpectNothingLeft();
+}
+
+// Expect no other pass for it, nor for the target's word of it.
+TEST_F(TransferSetTest, AWriteThatIsDoneAtOnceGoesOnInTheSameCall) {
+  Connect();
+  endpoint_->done_at_once = true;
+  ASSERT_OK(Says(FrameType::kCredit, CreditFrame{.notifications = 1, .bytes = 100}));
+  const TransferPtr plain = Submit(1);
+  const TransferPtr notified = Submit(2, "text");
+  Post();
+  EXPECT_EQ(plain->state(), TransferState::kDone);
+  EXPECT_FALSE(notified->ended());
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kOpen));
+  EXPECT_OK(Says(FrameType::kReleased, ReleasedFrame{.arrived = {2}}));
+  EXPECT_EQ(notified->state(), TransferState::kDone);
+  ExpectNothingLeft();
+}
+
+// No event speaks of the room that they leave.
+TEST_F(TransferSetTest, WhatIsDoneAtOnceMakesRoomForOthersAndLetsThemHaveTheirTurn) {
+  constexpr uint64_t kMany = 1000;
+  Connect();
+  endpoint_->done_at_once = true;
+  endpoint_->space = kMany;
+  std::vector<TransferPtr> records;
+  for (uint64_t id = 1; id <= kMany; ++id) records.push_back(Submit(id));
+  const auto ended = [&] {
+    return std::ranges::count_if(records, [](const TransferPtr& one) { return one->ended(); });
+  };
+  Post();
+  EXPECT_GT(ended(), 0);
+  EXPECT_LT(ended(), 200) << "others wait as long";
+  int calls = 1;
+  for (; ended() < static_cast<int64_t>(kMany) && calls < 100; ++calls) {
+    ASSERT_LE(Set().NextTimer(true), runtime_.now) << "after " << ended() << " nobody calls again";
+    Post();
+  }
+  EXPECT_EQ(ended(), static_cast<int64_t>(kMany)) << calls << " calls";
   ExpectNothingLeft();
 }
 

@@ -103,7 +103,7 @@ TEST_P(ShmBackendTest, LargeOpsAreQueuedWithBackPressureAndFenced) {
   for (uint64_t i = 1; i <= 200; ++i) {
     ops.push_back({.kind = OpKind::kWrite, .id = i, .transfer = 1 + i % 2, .blocks = all.range()});
   }
-  const size_t accepted = PostAll(pair.out, ops);
+  const size_t accepted = PostAll(pair.initiator, pair.out, ops);
   EXPECT_GT(accepted, 1u);
   EXPECT_LT(accepted, 200u);
   // Expect that Post copied nothing of a large op, and that the backend asks to be polled.
@@ -126,6 +126,34 @@ TEST_P(ShmBackendTest, LargeOpsAreQueuedWithBackPressureAndFenced) {
   EXPECT_TRUE(pair.initiator.backend->Arm());
 }
 
+TEST_P(ShmBackendTest, ASmallOpIsDoneInPostUnlessOneWaits) {
+  ImportedPair pair(GetParam(), kMiB);
+  ASSERT_NE(pair.key, nullptr);
+  Fill(pair.local.data(), kMiB, 4);
+  Piece head = pair.Whole();
+  head.bytes = kInlineCopyBytes;
+  const RunBlocks small({head});
+  const RunBlocks all({pair.Whole()});
+  Op op{.kind = OpKind::kWrite, .id = 1, .transfer = 1, .blocks = small.range()};
+  EXPECT_TRUE(pair.out->Post(op).done());
+  EXPECT_EQ(FirstWrong(pair.remote.data(), kInlineCopyBytes, 4), kInlineCopyBytes);
+  EXPECT_TRUE(pair.initiator.backend->Arm());
+  const Op large{.kind = OpKind::kWrite, .id = 2, .transfer = 1, .blocks = all.range()};
+  const Posted queued = pair.out->Post(large);
+  EXPECT_TRUE(queued && !queued.done());
+  op.id = 3;
+  const Posted behind = pair.out->Post(op);
+  EXPECT_TRUE(behind && !behind.done());
+  // A run without a registration: refused by an event.
+  const RunBlocks nowhere({{.local = head.local, .remote = head.remote, .bytes = 8}});
+  const Posted refused = pair.out->Post({.id = 4, .transfer = 1, .blocks = nowhere.range()});
+  EXPECT_TRUE(refused && !refused.done());
+  ASSERT_TRUE(Drive({&pair.initiator}, [&] { return pair.initiator.completions.size() == 3; }));
+  EXPECT_TRUE(pair.initiator.completions.at(2).ok());
+  EXPECT_TRUE(pair.initiator.completions.at(3).ok());
+  EXPECT_FALSE(pair.initiator.completions.at(4).ok());
+}
+
 // Small ones go in one batch, where the memory is attached.
 TEST_P(ShmBackendTest, QueuedOpsFollowEachOther) {
   ImportedPair pair(GetParam(), kMiB);
@@ -143,7 +171,7 @@ TEST_P(ShmBackendTest, QueuedOpsFollowEachOther) {
       Op{.kind = OpKind::kWrite, .id = 1, .transfer = 1, .blocks = first.range()},
       Op{.kind = OpKind::kWrite, .id = 2, .transfer = 2},
       Op{.kind = OpKind::kWrite, .id = 3, .transfer = 3, .blocks = last.range()}};
-  ASSERT_EQ(PostAll(pair.out, ops), ops.size());
+  ASSERT_EQ(PostAll(pair.initiator, pair.out, ops), ops.size());
   ASSERT_TRUE(Drive({&pair.initiator}, [&] { return pair.initiator.completions.size() == 3; }));
   for (const auto& [id, status] : pair.initiator.completions) EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(FirstWrong(pair.remote.data(), kMiB, 4), kMiB);
@@ -158,7 +186,7 @@ TEST_P(ShmBackendTest, NothingIsStoredAfterFenced) {
   for (uint64_t i = 1; i <= 4; ++i) {
     ops.push_back({.kind = OpKind::kWrite, .id = i, .transfer = 9, .blocks = all.range()});
   }
-  ASSERT_EQ(PostAll(pair.out, ops), 4u);
+  ASSERT_EQ(PostAll(pair.initiator, pair.out, ops), 4u);
   pair.initiator.Poll();  // some of it
   ASSERT_LT(std::count(pair.remote.data(), pair.remote.data() + kMiB, std::byte{0}), kMiB);
   ASSERT_LT(pair.initiator.completions.size(), 4u);

@@ -124,6 +124,15 @@ struct Side {
     }
   }
 
+  // Posts on an endpoint of this side. False: it was not accepted.
+  bool Post(Endpoint* endpoint, const Op& op) {
+    const Posted posted = endpoint->Post(op);
+    if (posted.done()) {
+      EXPECT_TRUE(completions.emplace(op.id, absl::OkStatus()).second) << "completed twice";
+    }
+    return posted;
+  }
+
   struct Region {
     std::unique_ptr<Registration> registration;
     RemoteRegion remote;  // as metadata tells it
@@ -182,9 +191,9 @@ inline bool Send(Endpoint* endpoint, std::string_view text) {
 }
 
 // Posts `ops` in order, until one is not accepted; returns how many were.
-inline size_t PostAll(Endpoint* endpoint, std::span<const Op> ops) {
+inline size_t PostAll(Side& side, Endpoint* endpoint, std::span<const Op> ops) {
   size_t accepted = 0;
-  while (accepted < ops.size() && endpoint->Post(ops[accepted])) ++accepted;
+  while (accepted < ops.size() && side.Post(endpoint, ops[accepted])) ++accepted;
   return accepted;
 }
 
@@ -216,7 +225,7 @@ inline absl::Status Move(std::initializer_list<Side*> sides, Side& initiator, En
   const Time end = Now() + kPatience;
   for (const RunBlocks& blocks : ops) {
     const Op op{.kind = kind, .id = next_id++, .transfer = transfer, .blocks = blocks.range()};
-    while (!endpoint->Post(op)) {
+    while (!initiator.Post(endpoint, op)) {
       for (Side* side : sides) side->Poll();
       if (initiator.down.contains(endpoint)) return initiator.down.at(endpoint);
       if (Now() > end) return absl::DeadlineExceededError("no room for an op");
