@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
+#include "src/core/base/clock.h"
+
 namespace kvxfer {
 
 // The size of a transparent huge page; 0 if the kernel has none.
@@ -20,9 +23,20 @@ size_t HugePageBytes();
 void* MapShared(int fd, uint64_t offset, size_t bytes, int protection);
 
 // Gives huge pages to the complete huge pages of [data, data + bytes), a mapping made by MapShared
-// of a file that is still empty there. Best effort: if the kernel is too old or has no huge pages
-// left, the file gets small pages. The bytes stay zero.
+// of a file that is still empty there. Best effort: if the kernel is too old, has no huge pages
+// left, or takes longer than GatherWithin(bytes), the rest of the file gets small pages. Only a
+// call of the kernel that has begun goes on beyond that time. The bytes stay zero.
 void GatherHugePages(std::byte* data, size_t bytes);
+Duration GatherWithin(size_t bytes);
+
+// The same with a kernel and a clock of a test's own. `advise` is madvise, and returns 0 or an
+// errno.
+struct HugePageKernel {
+  size_t huge_bytes = 0;
+  absl::FunctionRef<int(std::byte* data, size_t bytes, int advice)> advise;
+  absl::FunctionRef<Time()> now;
+};
+void GatherHugePages(std::byte* data, size_t bytes, const HugePageKernel& kernel);
 
 }  // namespace kvxfer
 

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <limits>
@@ -117,6 +119,65 @@ TEST(HostBufferTest, HugePagesAreAskedForAndUsedOnBothSides) {
   buffer->data()[kOffset + 77] = std::byte{9};
   EXPECT_EQ(static_cast<std::byte*>(other)[77], std::byte{9});
   munmap(other, kBytes - kOffset);
+}
+
+// Calls of the kernel by a clock of the test's own; no memory is touched.
+class FakeKernel {
+ public:
+  static constexpr size_t kHuge = size_t{2} << 20;
+
+  explicit FakeKernel(Duration collapse) : collapse_(collapse) {}
+  void Gather(size_t bytes) {
+    const auto advise = [this](std::byte* data, size_t length, int advice) {
+      if (advice == MADV_NOHUGEPAGE) {
+        small_from_ = static_cast<size_t>(data - begin());
+        small_bytes_ = length;
+      }
+      if (advice != 25 /* MADV_COLLAPSE */) return 0;
+      ++collapsed_;
+      now_ += collapse_;
+      return 0;
+    };
+    GatherHugePages(
+        begin(), bytes,
+        {.huge_bytes = kHuge, .advise = advise, .now = [this]() -> Time { return now_; }});
+  }
+
+  Duration took() const { return now_ - Time{}; }
+  size_t collapsed() const { return collapsed_; }
+  size_t small_from() const { return small_from_; }
+  size_t small_bytes() const { return small_bytes_; }
+
+ private:
+  static std::byte* begin() { return reinterpret_cast<std::byte*>(100 * kHuge); }
+
+  const Duration collapse_;
+  Time now_{};
+  size_t collapsed_ = 0;
+  size_t small_from_ = 0;
+  size_t small_bytes_ = 0;
+};
+
+// A busy machine once took 18.6 s for these.
+TEST(HostBufferTest, HugePagesAreAskedForWithinATime) {
+  constexpr size_t kBytes = size_t{256} << 20;
+  constexpr Duration kCollapse = std::chrono::milliseconds(145);
+  FakeKernel kernel(kCollapse);
+  kernel.Gather(kBytes);
+  EXPECT_LE(kernel.took(), GatherWithin(kBytes) + kCollapse);
+  EXPECT_LE(kernel.took(), std::chrono::milliseconds(600));
+  // Expect small pages from there on.
+  EXPECT_EQ(kernel.small_from(), kernel.collapsed() * FakeKernel::kHuge);
+  EXPECT_EQ(kernel.small_from() + kernel.small_bytes(), kBytes);
+}
+
+TEST(HostBufferTest, HugePagesThatComeInTimeAreAllTaken) {
+  for (const size_t bytes : {FakeKernel::kHuge, size_t{256} << 20, size_t{64} << 30}) {
+    FakeKernel kernel(std::chrono::microseconds(1600));
+    kernel.Gather(bytes);
+    EXPECT_EQ(kernel.collapsed(), bytes / FakeKernel::kHuge);
+    EXPECT_EQ(kernel.small_bytes(), 0u);
+  }
 }
 
 TEST(HostBufferTest, SmallPagesAreLeftSmall) {
