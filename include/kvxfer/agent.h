@@ -60,7 +60,9 @@ struct QuiesceScope {
 struct QuiesceResult {
   bool quiet = false;
   QuiesceToken token = QuiesceToken::kNone;  // kNone when quiet
-  std::string pending{};  // the peers that have not answered, as text for a person
+  // The peers that have not answered, and of those that are suspect, for how long they have been
+  // silent; as text for a person.
+  std::string pending{};
 };
 
 class Agent {
@@ -208,7 +210,7 @@ class Agent {
 
   // Blocks until the first `layers` layers that this worker has of the cache have arrived, with all
   // their heads, for a request that peers write.
-  // kTimedOut: not within `timeout`; the message says what is missing. Aborted: the request
+  // kTimedOut: the message says what is missing, and which peers are suspect. Aborted: the request
   // was given up. NotFound: no such cache. InvalidArgument: more layers than the cache has.
   // FailedPrecondition: called from a callback. Cancelled: the agent was closed.
   absl::Status WaitLayers(const CacheName& cache, const RequestName& request, uint32_t layers,

@@ -20,7 +20,7 @@ namespace kvxfer {
 
 enum class PeerEventKind : uint8_t {
   kJoined,   // the first connection to this incarnation is up
-  kSuspect,  // connected but silent for AgentOptions::suspect_after
+  kSuspect,  // connected but silent: see AgentOptions::suspect_after. It may only have stopped
   kLost,     // the connection is lost, or the peer's process has ended
   kBack,     // heard from again after kSuspect or kLost
 };

@@ -35,6 +35,7 @@ class CommandServer {
     if (command == "create") return Create(f);
     if (node_.agent == nullptr) return absl::FailedPreconditionError("no agent was created");
     if (command == "post") return Post(f);
+    if (command == "post_kv") return PostKv(f);
     if (command == "kv") return RegisterKvCache(f);
     if (command == "wait") return Wait(f);
     if (command == "quiesce") return Quiesce(f);
@@ -124,6 +125,28 @@ class CommandServer {
     absl::StatusOr<Transfer> transfer = f.at(1) == "1"
                                             ? blocks.Read(*node_.agent, f.at(2), options)
                                             : blocks.Write(*node_.agent, f.at(2), options);
+    return Keep(std::move(transfer));
+  }
+
+  absl::StatusOr<Fields> PostKv(const Fields& f) {
+    std::vector<uint32_t> ids;
+    for (size_t i = 9; i < f.size(); ++i) ids.push_back(static_cast<uint32_t>(ToNumber(f[i])));
+    const KvBlocks blocks{.cache = CacheName("kv"),
+                          .local_ids = ids,
+                          .remote_ids = ids,
+                          .tokens = ToNumber(f.at(3)),
+                          .layers = static_cast<uint32_t>(ToNumber(f.at(4)))};
+    const KvOptions options{.request = RequestName(f.at(5)),
+                            .lease = LeaseName(f.at(6)),
+                            .lease_wait = ToDuration(f.at(7)),
+                            .transfer = {.deadline = ToDuration(f.at(8))}};
+    const std::vector<std::string> group{f.at(2)};
+    return Keep(f.at(1) == "1" ? node_.agent->ReadBlocks(group, blocks, options)
+                               : node_.agent->WriteBlocks(group, blocks, options));
+  }
+
+  // The result's field: its number.
+  absl::StatusOr<Fields> Keep(absl::StatusOr<Transfer> transfer) {
     if (!transfer.ok()) return transfer.status();
     transfers_.push_back(*std::move(transfer));
     return Fields{std::to_string(transfers_.size() - 1)};

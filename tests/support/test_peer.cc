@@ -181,6 +181,23 @@ absl::StatusOr<int> TestPeer::Post(bool read, std::string_view peer, uint64_t re
   return static_cast<int>(*number);
 }
 
+absl::StatusOr<int> TestPeer::PostKv(const KvTransfer& transfer) {
+  const KvOptions& options = transfer.options;
+  Fields request = {"post_kv",
+                    transfer.read ? "1" : "0",
+                    transfer.peer,
+                    Number(transfer.tokens),
+                    Number(transfer.layers),
+                    options.request.text,
+                    options.lease.text,
+                    Nanoseconds(options.lease_wait),
+                    Nanoseconds(options.transfer.deadline)};
+  for (const uint32_t id : transfer.ids) request.push_back(Number(id));
+  absl::StatusOr<uint64_t> number = CallForNumber(request);
+  if (!number.ok()) return number.status();
+  return static_cast<int>(*number);
+}
+
 absl::StatusOr<TestTransferEnd> TestPeer::WaitEnd(int transfer, Duration timeout) {
   absl::StatusOr<Fields> answer = Call({"wait", std::to_string(transfer), Nanoseconds(timeout)});
   if (!answer.ok()) return answer.status();

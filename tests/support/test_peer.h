@@ -65,6 +65,16 @@ class TestPeer {
   // Numbers of transfers count from 0.
   absl::StatusOr<int> Post(bool read, std::string_view peer, uint64_t remote_base,
                            const Shape& shape, const TransferOptions& options);
+  // The same for KV blocks, `ids` at both ends, of the caches "kv".
+  struct KvTransfer {
+    bool read = false;
+    std::string peer{};
+    std::vector<uint32_t> ids{};
+    uint64_t tokens = 0;
+    uint32_t layers = kAllLayers;  // from the first on
+    KvOptions options{};           // the name of a request or lease, the wait, the deadline
+  };
+  absl::StatusOr<int> PostKv(const KvTransfer& transfer);
   absl::StatusOr<TestTransferEnd> WaitEnd(int transfer, Duration timeout);
 
   // The payload.

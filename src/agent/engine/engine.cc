@@ -46,7 +46,7 @@ Engine::Engine(const AgentOptions& options)
       transfers_({.runtime = &runtime_, .gate = &gate_, .peers = &peers_, .views = &views_}),
       kv_transfers_(
           {.runtime = &runtime_, .gate = &gate_, .views = &views_, .transfers = &transfers_}),
-      kv_(&runtime_, &gate_),
+      kv_(&runtime_, &gate_, &inbound_),
       events_(&runtime_, &gate_),
       quiet_({.runtime = &runtime_, .gate = &gate_, .views = &views_, .inbound = &inbound_}) {}
 

@@ -1,6 +1,9 @@
 #include "src/agent/engine/presence.h"
 
+#include <chrono>
+
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
 
@@ -8,6 +11,13 @@ namespace kvxfer {
 namespace {
 // Bounds the memory: beyond kMaxEntries the peers without a connection are forgotten.
 constexpr size_t kMaxEntries = 16 * 1024;
+constexpr uint32_t kNamed = 8;  // in one text
+
+std::string Silence(Time heard, Time now) {
+  const auto silent = std::chrono::duration_cast<std::chrono::milliseconds>(now - heard);
+  return absl::StrCat("no sign of life for ", silent.count(), " ms: stopped, or cut off");
+}
+
 }  // namespace
 
 void Presence::LinkUp(const std::string& peer, const Incarnation& incarnation) {
@@ -31,13 +41,35 @@ void Presence::LinkDown(const std::string& peer, const Incarnation& incarnation,
   Tell(it->first, PeerEventKind::kLost, why);
 }
 
-void Presence::Suspect(const std::string& peer, const Incarnation& incarnation,
-                       const absl::Status& why) {
+void Presence::Suspect(const std::string& peer, const Incarnation& incarnation, Time heard,
+                       Time now) {
   const auto it = entries_.find({peer, incarnation});
   if (it == entries_.end() || it->second.state != State::kUp) return;
   it->second.state = State::kSuspect;
+  it->second.heard = heard;
   ++suspects_;
-  Tell(it->first, PeerEventKind::kSuspect, why);
+  Tell(it->first, PeerEventKind::kSuspect, absl::UnavailableError(Silence(heard, now)));
+}
+
+std::string Presence::SilenceOf(std::string_view peer, Time now) const {
+  if (suspects_ == 0) return {};
+  for (const auto& [key, entry] : entries_) {
+    if (key.first == peer && entry.state == State::kSuspect) return Silence(entry.heard, now);
+  }
+  return {};
+}
+
+std::string Presence::Silent(Time now) const {
+  uint32_t named = 0;
+  std::string all;
+  if (suspects_ == 0) return all;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.state != State::kSuspect || ++named > kNamed) continue;
+    absl::StrAppend(&all, all.empty() ? "" : ", ", "peer ", key.first, ": ",
+                    Silence(entry.heard, now));
+  }
+  if (named > kNamed) absl::StrAppend(&all, ", and ", named - kNamed, " more");
+  return all;
 }
 
 void Presence::Heard(const std::string& peer, const Incarnation& incarnation) {

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "kvxfer/peer.h"
 #include "src/agent/engine/event_queue.h"
+#include "src/core/base/clock.h"
 
 namespace kvxfer {
 
@@ -27,8 +29,14 @@ class Presence {
 
   void LinkUp(const std::string& peer, const Incarnation& incarnation);
   void LinkDown(const std::string& peer, const Incarnation& incarnation, const absl::Status& why);
-  void Suspect(const std::string& peer, const Incarnation& incarnation, const absl::Status& why);
+  // It has said nothing since `heard`.
+  void Suspect(const std::string& peer, const Incarnation& incarnation, Time heard, Time now);
   void Heard(const std::string& peer, const Incarnation& incarnation);
+  // For the error of what waits for a peer: what there is to say of its silence, as text for a
+  // person; empty: it is not suspect.
+  std::string SilenceOf(std::string_view peer, Time now) const;
+  // The same of all peers: "peer a: ..., peer b: ...", a few of them.
+  std::string Silent(Time now) const;
   // Drops the state of a peer that has no connection.
   void Forget(const std::string& peer, const Incarnation& incarnation);
 
@@ -37,6 +45,7 @@ class Presence {
   struct Entry {
     State state = State::kNew;
     uint32_t links = 0;
+    Time heard{};  // in kSuspect: last
   };
   using Key = std::pair<std::string, Incarnation>;
 

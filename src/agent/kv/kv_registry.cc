@@ -167,6 +167,11 @@ void KvRegistry::EndWatch(std::string_view cache, std::string_view request, cons
   if (--mine->second->watchers == 0) at->second.watches.erase(mine);
 }
 
+bool KvRegistry::watched() const {
+  return std::ranges::any_of(caches_,
+                             [](const auto& entry) { return !entry.second.watches.empty(); });
+}
+
 void KvRegistry::Tell(Cache& cache, std::string_view request) {
   const auto at = cache.watches.find(request);
   if (at == cache.watches.end()) return;

@@ -63,6 +63,9 @@ class KvRegistry {
   // since, even if another cache has the name now.
   void EndWatch(std::string_view cache, std::string_view request, const Watch* watch);
 
+  // Somebody watches.
+  bool watched() const;
+
   uint64_t whole() const { return whole_; }
   uint64_t lost() const { return lost_; }
 

@@ -30,8 +30,11 @@ absl::Status KvService::WaitLayers(std::string_view cache, std::string_view requ
                                    uint32_t layers, Duration timeout) {
   if (auto status = CallGate::RefuseInCallback("WaitLayers"); !status.ok()) return status;
   const Time deadline = After(timeout);
-  const auto watch = gate_->CallFor<absl::StatusOr<std::shared_ptr<KvRegistry::Watch>>>(
-      [&] { return runtime_->kv.StartWatch(cache, request, layers); });
+  const auto watch = gate_->CallFor<absl::StatusOr<std::shared_ptr<KvRegistry::Watch>>>([&] {
+    auto started = runtime_->kv.StartWatch(cache, request, layers);
+    if (started.ok()) inbound_->AwaitWriters();
+    return started;
+  });
   if (!watch.ok()) return watch.status();
   const KvRegistry::Watch& watched = **watch;
   const auto waited = gate_->WaitFor(
@@ -42,14 +45,19 @@ absl::Status KvService::WaitLayers(std::string_view cache, std::string_view requ
       },
       deadline);
   // If the agent was closed meanwhile, the watch is gone with it.
-  (void)gate_->Call([&] { runtime_->kv.EndWatch(cache, request, &watched); });
+  std::string silent;
+  (void)gate_->Call([&] {
+    runtime_->kv.EndWatch(cache, request, &watched);
+    silent = runtime_->presence.Silent(Now());
+  });
   if (!waited.ok()) return waited.status();
   const uint32_t ready = watched.ready.load(std::memory_order_acquire);
   if (ready >= layers) return absl::OkStatus();
   const std::string text = absl::StrCat("KV request ", ToAbsl(request), ": ", ready, " of ", layers,
                                         " layers are there");
   if (watched.given_up) return absl::AbortedError(absl::StrCat(text, ", and it was given up"));
-  return TimedOutError(absl::StrCat(text, " within the time-out"));
+  return TimedOutError(
+      absl::StrCat(text, " within the time-out", silent.empty() ? "" : "; ", silent));
 }
 
 absl::Status KvService::DropRequest(std::string_view cache, std::string_view request) {

@@ -14,13 +14,15 @@
 #include "kvxfer/kv_cache.h"
 #include "src/agent/engine/call_gate.h"
 #include "src/agent/engine/runtime.h"
+#include "src/agent/session/inbound.h"
 
 namespace kvxfer {
 
 class KvService {
  public:
-  // Both outlive it.
-  KvService(Runtime* runtime, const CallGate* gate) : runtime_(runtime), gate_(gate) {}
+  // All of them outlive it.
+  KvService(Runtime* runtime, const CallGate* gate, InboundHub* inbound)
+      : runtime_(runtime), gate_(gate), inbound_(inbound) {}
 
   // See Agent.
   absl::Status Register(std::string_view name, const KvLayout& layout,
@@ -38,6 +40,7 @@ class KvService {
  private:
   Runtime* const runtime_;
   const CallGate* const gate_;
+  InboundHub* const inbound_;
 };
 
 }  // namespace kvxfer

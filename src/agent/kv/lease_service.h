@@ -50,6 +50,8 @@ class LeaseService {
   void Expire(Time now);
   Time NextExpiry() const;
 
+  // The reader has a fetch in progress: its lease does not end before that.
+  bool IsReading(KvLeases::Reader reader) const { return leases_.IsReading(reader); }
   void Count(KvCounts& out) const;
 
  private:

@@ -50,7 +50,6 @@ absl::Status Admission::Begin(const TransferPtr& record, Link* link) {
       return status;
     }
   }
-  link->ping_at = std::min(link->ping_at, parts_.runtime->now + parts_.runtime->options.heartbeat);
   SendTracker::Request request{
       .id = record->id,
       .link = link->number,

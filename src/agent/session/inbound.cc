@@ -139,7 +139,9 @@ SharedSession& InboundHub::SessionWith(const Incarnation& peer, const std::strin
     shared = std::make_unique<SharedSession>(
         &runtime_->timers, user,
         Session::Party{.name = runtime_->options.name, .incarnation = runtime_->incarnation},
-        Session::Party{.name = name, .incarnation = peer});
+        Session::Party{.name = name, .incarnation = peer},
+        PeerWatch::Pace{.heartbeat = runtime_->options.heartbeat,
+                        .suspect_after = runtime_->options.suspect_after});
   }
   return *shared;
 }
@@ -241,6 +243,21 @@ void InboundHub::OnDown(InboundLink& link, const absl::Status& why) {
   // Nothing of it can land any more, and it answers nothing.
   if (session->over() && session->links.empty()) EndQuestions(*session);
   session->shared->OnLinkDown(link, why, Now());
+}
+
+void InboundHub::OnSilent(SharedSession& shared, Time heard) {
+  const Session::Party& peer = shared.session().peer();
+  runtime_->presence.Suspect(peer.name, peer.incarnation, heard, Now());
+}
+
+bool InboundHub::Awaits(const InboundSession& session) const {
+  return questions_.AnyWaitsFor(session.local_id) || runtime_->leases.IsReading(session.reader()) ||
+         runtime_->kv.watched();
+}
+
+void InboundHub::AwaitWriters() {
+  const Time now = Now();
+  for (const auto& [initiator, session] : sessions_) session->shared->Await(now);
 }
 
 // It may be gone after this.
@@ -367,6 +384,7 @@ QuestionBook::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) 
   QuiesceFrame frame{.id = question.token, .all_regions = scope.regions.empty(), .revoke = revoke};
   for (RegionId region : scope.regions) frame.regions.push_back(static_cast<uint32_t>(region));
   std::vector<SharedSession*> gone;
+  const Time now = Now();
   for (auto& [initiator, session] : sessions_) {
     if (!scope.peer.empty() && session->name != scope.peer) continue;
     // Nothing of it can land any more.
@@ -378,6 +396,7 @@ QuestionBook::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) 
       continue;
     }
     waiting.insert(session->local_id);
+    session->shared->Await(now);
     if (!session->over()) session->channel.Push(FrameType::kQuiesce, frame);
   }
   for (SharedSession* const shared : gone) {
@@ -398,7 +417,9 @@ std::string InboundHub::Pending(uint64_t token) const {
   for (const auto& [initiator, session] : sessions_) {
     if (!waiting->contains(session->local_id)) continue;
     if (++named > kNamed) continue;
+    const std::string silence = runtime_->presence.SilenceOf(session->name, Now());
     absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
+    if (!silence.empty()) absl::StrAppend(&pending, " (", silence, ")");
   }
   if (named > kNamed) absl::StrAppend(&pending, " and ", named - kNamed, " more");
   return pending;

@@ -66,7 +66,6 @@ class InboundLink : public SessionLink, private TimerHeap::Timer::User {
   ArrivalCapacity* const space;          // of its backend
   std::unique_ptr<Handshake> handshake;  // until the initiator has proved who it is
   InboundSession* session = nullptr;     // from then on
-  Time heard{};                          // of one without a session: when it was accepted
   bool closing = false;
   // Regions that it is still to be told of, whether they live: first to last; none where empty.
   RegionRun unlisted{.first = 1, .last = 0};
@@ -86,6 +85,8 @@ struct InboundSession final : SessionHalf, private ReadyList::Member::User {
     virtual ~User() = default;
     virtual void GrantSlots(InboundSession& session) = 0;
     virtual void OnQuiet(const InboundSession& session, uint64_t question) = 0;
+    // Something here waits for what its initiator does.
+    virtual bool Awaits(const InboundSession& session) const = 0;
   };
 
   // `shared_session` outlives it, as do the others.
@@ -109,6 +110,7 @@ struct InboundSession final : SessionHalf, private ReadyList::Member::User {
 
   // --- SessionHalf ---
   void Mark() override { ready_.Mark(); }
+  bool Awaits() const override { return user_->Awaits(*this); }
   absl::Status OnFrame(const ReliableChannel::Incoming& frame) override;
   void OnFramesTaken() override { Act(absl::OkStatus()); }
   void OnSessionEnd(const absl::Status& why, Ends which) override;
@@ -214,6 +216,8 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   uint64_t StartRevoke(std::span<const RegionId> regions);
   QuestionBook& questions() { return questions_; }
   const QuestionBook& questions() const { return questions_; }
+  // Somebody waits for layers of a KV request, which any of the initiators may be to write.
+  void AwaitWriters();
   // Who has not answered, for a person.
   std::string Pending(uint64_t token) const;
 
@@ -227,6 +231,8 @@ class InboundHub : private InboundUser, private InboundSession::User, private Sh
   void SendHelloAck(InboundLink& link, uint16_t version);
   void OnDown(InboundLink& link, const absl::Status& why) override;
   Time OnTimer(InboundLink& link, Time now) override;
+  void OnSilent(SharedSession& shared, Time heard) override;
+  bool Awaits(const InboundSession& session) const override;
   void OnUnlinked(SharedSession& shared, const absl::Status& why) override;
   void OnOver(SharedSession& shared) override;
   void OnQuiet(const InboundSession& session, uint64_t question) override;

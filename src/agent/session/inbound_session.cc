@@ -20,6 +20,7 @@ void InboundHub::OnMessage(InboundLink& link, std::span<const std::byte> message
   if (link.closing) return;
   if (link.handshake != nullptr) return OnHandshake(link, message);
   link.heard = runtime_->now;
+  runtime_->presence.Heard(link.session->name, link.session->initiator);
   auto envelope = DecodeEnvelope(message);
   if (!envelope.ok()) return CloseLink(link, envelope.status());
   if (envelope->type == FrameType::kHello || envelope->type == FrameType::kKey ||
@@ -217,6 +218,7 @@ void InboundSession::TellCredit() {
 void InboundSession::Answer(std::optional<LeaseAnswerFrame> answer) {
   if (!answer.has_value()) return;
   channel.Push(FrameType::kLeaseAnswer, *answer);
+  if (runtime_->leases.IsReading(reader())) shared->Await(runtime_->now);
 }
 
 // To readers that have waited for the grant of a lease.

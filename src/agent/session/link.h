@@ -93,8 +93,6 @@ class Link : public SessionLink {
   bool full = false;      // every rail refused since Sender::Post began
   bool refused = false;   // the target said to try again soon: the attempt did not fail
   Time give_up{};         // for becoming up
-  Time heard{};           // last message
-  Time ping_at{};         // next ping
 
  private:
   LinkUser* const user_;

@@ -9,22 +9,6 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
-namespace {
-
-// Between pings on a connection without transfers; well within the target's patience (kSilence,
-// inbound.cc).
-constexpr int kIdleHeartbeats = 10;
-constexpr Duration kIdlePing = std::chrono::seconds(10);
-constexpr Duration kIdleGrid = std::chrono::seconds(1);
-
-// On the grid where that is fine enough, so that one wake-up serves all idle links.
-Time NextIdlePing(Time now, Duration heartbeat) {
-  const Duration interval = std::min<Duration>(heartbeat * kIdleHeartbeats, kIdlePing);
-  const Time next = now + interval;
-  return interval < 2 * kIdleGrid ? next : next - next.time_since_epoch() % kIdleGrid;
-}
-
-}  // namespace
 
 void LinkKeeper::OnRailDown(Link& link, uint32_t rail, const absl::Status& why) {
   if (link.rails.OnDown(rail, why, Now())) parts_.tracker->OnRailDown(link.number, rail);
@@ -81,38 +65,14 @@ void LinkKeeper::OnRailTimer(Time now) {
   });
 }
 
-void LinkKeeper::Heartbeat(Time now, bool in_use) {
-  parts_.paths->ForEachLink([&](Link& link) { Heartbeat(link, now, in_use); });
-}
-
-void LinkKeeper::Heartbeat(Link& link, Time now, bool in_use) {
-  if (link.state == Link::State::kClosing) return;
-  if (link.state != Link::State::kUp) {
-    if (now >= link.give_up) {
-      link.Close(
-          absl::UnavailableError(absl::StrCat("peer ", parts_.peer->name, " did not answer within ",
-                                              std::chrono::duration_cast<std::chrono::milliseconds>(
-                                                  parts_.runtime->options.connect_timeout)
-                                                  .count(),
-                                              " ms")));
-    }
-    return;
-  }
-  if (now < link.ping_at) return;
-  const auto& options = parts_.runtime->options;
-  if (link.unanswered != Time{} &&
-      now - link.unanswered >= options.suspect_after - options.heartbeat) {
-    parts_.runtime->presence.Suspect(
-        parts_.peer->name, parts_.peer->incarnation,
-        absl::UnavailableError(absl::StrCat(
-            "no sign of life over ", ToAbsl(parts_.runtime->backends[link.backend]->name()),
-            " for ",
-            std::chrono::duration_cast<std::chrono::milliseconds>(now - link.heard).count(),
-            " ms (stopped, or cut off)")));
-  }
-  link.Ping(*parts_.session, now);
-  link.ping_at = in_use || link.unanswered != now ? now + options.heartbeat
-                                                  : NextIdlePing(now, options.heartbeat);
+void LinkKeeper::OnConnectTimer(Time now) {
+  const auto within = std::chrono::duration_cast<std::chrono::milliseconds>(
+      parts_.runtime->options.connect_timeout);
+  parts_.paths->ForEachLink([&](Link& link) {
+    if (link.state == Link::State::kUp || now < link.give_up) return;
+    link.Close(absl::UnavailableError(absl::StrCat(
+        "peer ", parts_.peer->name, " did not answer within ", within.count(), " ms")));
+  });
 }
 
 }  // namespace kvxfer

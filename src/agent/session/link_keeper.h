@@ -1,5 +1,5 @@
-// Keeps the links to one peer: pings them, gives up one that does not become up, and sees to rails
-// that fail alone and come back. docs/architecture.md, "A rail fails", says in which order.
+// Keeps the links to one peer: gives up one that does not become up, and sees to rails that fail
+// alone and come back. docs/architecture.md, "A rail fails", says in which order.
 //
 // Thread-safety: none; owned by the engine.
 
@@ -40,12 +40,10 @@ class LinkKeeper {
   bool SendFences();
   // Rails whose time is over.
   void OnRailTimer(Time now);
-  // Pings, and links that take too long to become up. `in_use`: transfers are under way.
-  void Heartbeat(Time now, bool in_use);
+  // Links that take too long to become up.
+  void OnConnectTimer(Time now);
 
  private:
-  void Heartbeat(Link& link, Time now, bool in_use);
-
   const Parts parts_;
 };
 

@@ -316,7 +316,7 @@ Time PathSet::NextTimer(bool waiting, Time pumped) const {
     if (path.link) {
       if (path.link->state == Link::State::kClosing) continue;
       next = std::min(next, path.link->rails.next());
-      next = std::min(next, Up(path) ? path.link->ping_at : path.link->give_up);
+      if (!Up(path)) next = std::min(next, path.link->give_up);
       const bool proving = Up(path) && !path.link->proven && path.link->prove_by > pumped;
       if (waiting && proving) next = std::min(next, path.link->prove_by);
     } else if (waiting && path.retry_at > pumped) {

@@ -114,6 +114,7 @@ void Peer::Pump(Time now) {
   transfers_.OnMessagesSent();
   FinishClosing(now);
   if (!sent || Waits()) ready_.Again();
+  if (Awaits()) shared_.Await(now);
   timer_.Set(NextTimer());
 }
 
@@ -128,7 +129,7 @@ void Peer::OnTimer(Time now) {
   transfers_.OnTimer(now);
   keeper_.OnRailTimer(now);
   transfers_.Settle();
-  keeper_.Heartbeat(now, transfers_.active());
+  keeper_.OnConnectTimer(now);
 }
 
 Time Peer::NextTimer() const {

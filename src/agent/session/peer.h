@@ -104,6 +104,7 @@ class Peer : private PathSet::User,
   void EndSession(const absl::Status& why, Ends which);
   // InitiatorHalf.
   void Mark() override { ready_.Mark(); }
+  bool Awaits() const override { return transfers_.waits() || transfers_.queued(); }
   absl::Status OnFrame(const ReliableChannel::Incoming& frame) override {
     return transfers_.OnNumbered(frame);
   }

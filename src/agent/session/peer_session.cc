@@ -75,7 +75,6 @@ void Peer::GoUp(Link& link) {
   const Time now = Now();
   link.heard = now;
   link.prove_by = now + runtime_->options.connect_timeout * 3 / 4;
-  link.ping_at = now + runtime_->options.heartbeat;
   shared_.OnLinkUp(link);
   transfers_.OnLinkUp(link);
   runtime_->presence.LinkUp(metadata_.name, metadata_.incarnation);

@@ -26,11 +26,12 @@ void SessionLink::Ping(const Session& session, Time now) {
 }
 
 SharedSession::SharedSession(TimerHeap* timers, User* user, const Session::Party& self,
-                             const Session::Party& peer)
+                             const Session::Party& peer, const PeerWatch::Pace& pace)
     : user_(user),
       timer_(timers, this),
       session_(self, peer, RandomNonZero64(), Now()),
-      smaller_(self.incarnation < peer.incarnation) {
+      smaller_(self.incarnation < peer.incarnation),
+      peer_watch_(pace) {
   session_.channel().set_user(this);
 }
 
@@ -60,6 +61,7 @@ void SharedSession::MarkBoth() {
 void SharedSession::OnLinkUp(SessionLink& link) {
   links_.push_back(&link);
   session_.OnLinkUp();
+  peer_watch_.Await(Now());
   MarkBoth();
   SetTimer();
 }
@@ -103,6 +105,33 @@ bool SharedSession::PeerDialled() const {
       links_, [](const SessionLink* link) { return !link->dialled && link->open(); });
 }
 
+// --- a peer that says nothing ---
+
+void SharedSession::Await(Time now) {
+  if (peer_watch_.Await(now)) SetTimer();
+}
+
+Time SharedSession::NextPeerLook() const {
+  return session_.state() == Session::State::kLinked ? peer_watch_.due() : Time::max();
+}
+
+// Over every link: the peer lives if it answers over any. While nothing is awaited, each side sees
+// to the links that it dialled.
+void SharedSession::LookAtPeer(Time now) {
+  PeerWatch::Peer peer{.awaited = std::ranges::any_of(initiators_, &SessionHalf::Awaits)};
+  if (target_ != nullptr) peer.awaited |= target_->Awaits();
+  for (const SessionLink* const link : links_) {
+    peer.kept_alive |= link->dialled && link->open();
+    peer.heard = std::max(peer.heard, link->heard);
+  }
+  const PeerWatch::Step step = peer_watch_.Look(peer, now);
+  if (step.silent) user_->OnSilent(*this, peer.heard);
+  if (!step.ping) return;
+  for (SessionLink* const link : links_) {
+    if (link->open() && (peer.awaited || link->dialled)) link->Ping(session_, now);
+  }
+}
+
 // --- links that answer nothing ---
 
 bool SharedSession::HasChoice() const {
@@ -120,7 +149,8 @@ Time SharedSession::NextLook() const {
 // all the time, need not touch it.
 void SharedSession::SetTimer() {
   const bool unlinked = session_.state() == Session::State::kUnlinked;
-  const Time next = unlinked ? session_.unlinked() + kSweepAfter : NextLook();
+  const Time next =
+      unlinked ? session_.unlinked() + kSweepAfter : std::min(NextLook(), NextPeerLook());
   if (next < timer_.due()) timer_.Set(next);
 }
 
@@ -131,6 +161,7 @@ void SharedSession::OnTimer(Time now) {
                Ends::kPreceding);
   }
   if (now >= NextLook()) Look(now);
+  if (now >= NextPeerLook()) LookAtPeer(now);
   SetTimer();
 }
 

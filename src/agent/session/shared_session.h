@@ -5,6 +5,9 @@
 // A link that answers nothing is avoided while another one carries: a path may let nothing through
 // and stay open. FrameWatch finds it out; what waits is sent again over another one.
 //
+// A peer that says nothing over any link is reported. PeerWatch finds that out, by pings that go
+// over all of them; how often depends on whether either half waits for the peer's word.
+//
 // The session ends for both halves at once. Each closes its links; when the last one is down,
 // nothing can land any more, and the next session may begin.
 //
@@ -27,6 +30,7 @@
 #include "src/core/base/clock.h"
 #include "src/core/base/timer_heap.h"
 #include "src/core/protocol/frame_watch.h"
+#include "src/core/protocol/peer_watch.h"
 #include "src/core/protocol/session.h"
 
 namespace kvxfer {
@@ -51,6 +55,7 @@ class SessionLink : public EndpointUser {
   const bool dialled;    // by this agent
   const bool carries;    // control frames too, as AgentOptions::control has it; else only data
   std::unique_ptr<Endpoint> endpoint;
+  Time heard{};       // the peer's last message over it
   Time unanswered{};  // when the oldest unanswered ping went out; zero: none
   FrameWatch::Carrier health() const { return {.owes = unanswered != Time{}, .avoided = avoided}; }
   bool avoided = false;  // it answers nothing: frames take another link, if there is one
@@ -65,6 +70,8 @@ class SessionHalf {
   virtual ~SessionHalf() = default;
   // It has something to do: it flushes the session in the next pass.
   virtual void Mark() = 0;
+  // Something of it waits for the peer's word. When that begins, SharedSession::Await is called.
+  virtual bool Awaits() const = 0;
   // A frame for this half, in order. An error: the peer broke the protocol.
   virtual absl::Status OnFrame(const ReliableChannel::Incoming& frame) = 0;
   // Frames have been taken, for whichever half: carries out what follows from them.
@@ -86,6 +93,9 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   class User {
    public:
     virtual ~User() = default;
+    // The peer is awaited, or pinged, and has said nothing since `heard`. Told again until it
+    // speaks.
+    virtual void OnSilent(SharedSession& shared, Time heard) = 0;
     // The last link is down. The session goes on, until it ends kSweepAfter from now.
     virtual void OnUnlinked(SharedSession& shared, const absl::Status& why) = 0;
     // It is over, and nothing of it can land any more. The target half is there for the last time.
@@ -97,7 +107,7 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
 
   // Both outlive it.
   SharedSession(TimerHeap* timers, User* user, const Session::Party& self,
-                const Session::Party& peer);
+                const Session::Party& peer, const PeerWatch::Pace& pace);
 
   Session& session() { return session_; }
   const Session& session() const { return session_; }
@@ -128,6 +138,9 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   bool linked() const { return Best() != nullptr; }
   // The peer has a connection of its own to this agent.
   bool PeerDialled() const;
+  // A half waits for the peer's word; how soon its silence is noticed depends on that. Told when
+  // the wait begins; to tell it again costs nothing.
+  void Await(Time now);
 
   // --- messages ---
   // One that came over a link that is up. Those that are about this link alone (a rail and its
@@ -149,12 +162,14 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   // ReliableChannel::User.
   void OnPushed(FrameType type) override;
   void MarkBoth();
-  // Finds out whether the link that frames take still answers, and ends a session that nobody
-  // connects.
+  // Finds out whether the link that frames take still answers, and whether the peer does at all;
+  // and ends a session that nobody connects.
   void OnTimer(Time now) override;
   void Look(Time now);
+  void LookAtPeer(Time now);
   void SetTimer();
   Time NextLook() const;
+  Time NextPeerLook() const;
   // The same for both ends, where both have the same backends and all links answer: of two links
   // over one backend, that which the smaller incarnation dialled. So a conversation stays on one
   // connection.
@@ -180,6 +195,7 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   std::deque<InitiatorHalf*> initiators_;  // the first is active
   size_t holders_ = 0;
   FrameWatch watch_{};  // while there is a choice of links
+  PeerWatch peer_watch_;
 };
 
 }  // namespace kvxfer

@@ -23,12 +23,14 @@ bool TouchesCuda(const internal::TransferRecord& record) {
          any(record.remote, record.blocks.remote_regions());
 }
 
-absl::Status DeadlineStatus(const internal::TransferRecord& record, std::string_view stage) {
+// `silence`: of the peer, if it is suspect.
+absl::Status DeadlineStatus(const internal::TransferRecord& record, std::string_view stage,
+                            std::string_view silence) {
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(record.deadline - record.posted);
-  return absl::DeadlineExceededError(absl::StrCat("transfer ", record.id, " to peer ", record.peer,
-                                                  " not done within ", ms.count(),
-                                                  " ms: ", ToAbsl(stage)));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "transfer ", record.id, " to peer ", record.peer, " not done within ", ms.count(),
+      " ms: ", ToAbsl(stage), silence.empty() ? "" : "; the peer has given ", ToAbsl(silence)));
 }
 
 std::string StageOf(const Outbound& outbound) {
@@ -130,7 +132,9 @@ void TransferSet::OnTimer(Time now) {
       continue;
     }
     tracker_->End(*outbound->sending, TransferState::kDeadlineExceeded,
-                  DeadlineStatus(*outbound->record, StageOf(*outbound)), EndCause::kLate, now);
+                  DeadlineStatus(*outbound->record, StageOf(*outbound),
+                                 runtime_->presence.SilenceOf(outbound->record->peer, now)),
+                  EndCause::kLate, now);
   }
   if (!queued.empty()) ExpireQueued(queued);
   tracker_->OnTime(now);
@@ -146,7 +150,8 @@ void TransferSet::ExpireQueued(const std::unordered_set<uint64_t>& ids) {
             ? "waiting its turn (queue, slots or notification credit)"
             : absl::StrCat("not connected: ",
                            parts_.paths->Unreachable(record->options.backend).message());
-    FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage));
+    const std::string silence = runtime_->presence.SilenceOf(record->peer, Now());
+    FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage, silence));
   }
 }
 

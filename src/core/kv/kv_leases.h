@@ -66,6 +66,7 @@ class KvLeases {
   std::vector<std::pair<std::string, KvLeaseEnd>> End(Time now);
   std::optional<Time> NextExpiry() const { return book_.NextExpiry(); }
 
+  bool IsReading(Reader reader) const { return book_.IsReading(reader); }
   uint64_t granted() const { return granted_; }
   uint64_t count(KvLeaseEnd end) const { return book_.count(end); }
 

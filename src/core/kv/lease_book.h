@@ -81,6 +81,8 @@ class LeaseBook {
   // before another call.
   std::optional<Time> NextExpiry() const;
 
+  // The reader has a fetch in progress.
+  bool IsReading(Reader reader) const { return fetches_of_.contains(reader); }
   size_t held() const { return leases_.size(); }
   // How many leases have ended in this way.
   uint64_t count(KvLeaseEnd end) const { return counts_[static_cast<size_t>(end)]; }

@@ -37,7 +37,7 @@ class KvServiceTest : public ::testing::Test, public EngineParts {
   }
 
   absl::StatusOr<KvLayout> layout_ = absl::UnknownError("");
-  KvService service_{&runtime_, &gate_};
+  KvService service_{&runtime_, &gate_, &inbound_};
 };
 
 TEST_F(KvServiceTest, PeersLearnOfACacheByANewRevision) {

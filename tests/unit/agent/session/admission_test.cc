@@ -105,14 +105,6 @@ TEST_F(AdmissionTest, NothingBeginsBeforeTheLinkIsUp) {
   EXPECT_EQ(begun.sending->state(), SendState::kSending);
 }
 
-TEST_F(AdmissionTest, ALinkInUseIsPingedOften) {
-  Link& link = Connect();
-  queue_.Push(Write(1));
-  runtime_.now = now_;
-  Admit();
-  EXPECT_EQ(link.ping_at, now_ + runtime_.options.heartbeat);
-}
-
 TEST_F(AdmissionTest, ANotificationWaitsForCredit) {
   Connect();
   queue_.Push(Notify(1));

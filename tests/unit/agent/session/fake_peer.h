@@ -230,7 +230,6 @@ class FakeLink : public LinkUser {
     link->state = Link::State::kUp;
     link->was_up = true;
     link->heard = now;
-    link->ping_at = now + 10 * kTimeout;
   }
 
   PathMeasure measure{};
@@ -265,7 +264,6 @@ class FakePaths : public FakePeer, public PathSet::User {
     link.was_up = true;
     link.heard = now_;
     link.prove_by = now_ + kTimeout;
-    link.ping_at = now_ + 10 * kTimeout;
   }
   void Prove(Link& link) {
     GoUp(link);

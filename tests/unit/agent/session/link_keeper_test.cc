@@ -1,4 +1,4 @@
-// Pings, links that do not become up, and rails that fail alone and come back.
+// Links that do not become up, and rails that fail alone and come back.
 
 #include "src/agent/session/link_keeper.h"
 
@@ -19,11 +19,7 @@ using ::testing::ElementsAre;
 class LinkKeeperTest : public ::testing::Test, public FakePaths {
  protected:
   LinkKeeperTest() { endpoint_->rails.resize(2); }
-  void GoUp() {
-    FakePaths::GoUp(*link_);
-    link_->ping_at = now_ + heartbeat_;
-    runtime_.presence.LinkUp(metadata_.name, metadata_.incarnation);
-  }
+  void GoUp() { FakePaths::GoUp(*link_); }
 
   std::vector<FrameType> Sent() {
     std::vector<FrameType> types;
@@ -33,16 +29,6 @@ class LinkKeeperTest : public ::testing::Test, public FakePaths {
     return types;
   }
 
-  std::vector<PeerEventKind> PeerEvents() {
-    std::vector<PeerEventKind> kinds;
-    AgentEvent event;
-    while (runtime_.events.Poll({&event, 1}, AgentEventKinds::kPeer) > 0) {
-      kinds.push_back(std::get<PeerEvent>(event).kind);
-    }
-    return kinds;
-  }
-
-  const Duration heartbeat_ = runtime_.options.heartbeat;
   FakeBackend& backend_ = Both("tcp");
   Link* const link_ = &Dial();
   FakeEndpoint* const endpoint_ = &EndpointOf(*link_);
@@ -57,46 +43,13 @@ class LinkKeeperTest : public ::testing::Test, public FakePaths {
 
 TEST_F(LinkKeeperTest, ALinkThatDoesNotBecomeUpIsGivenUp) {
   link_->give_up = now_ + kTimeout;
-  keeper_.Heartbeat(now_ + kTimeout - Duration(1), false);
+  keeper_.OnConnectTimer(now_ + kTimeout - Duration(1));
   EXPECT_OK(endpoint_->shut);
-  keeper_.Heartbeat(now_ + kTimeout, false);
+  keeper_.OnConnectTimer(now_ + kTimeout);
   EXPECT_TRUE(Fails(endpoint_->shut, absl::StatusCode::kUnavailable,
                     {"peer decode-0 did not answer within 1000 ms"}));
   EXPECT_EQ(link_->state, Link::State::kClosing);
   EXPECT_THAT(Sent(), ElementsAre());
-}
-
-TEST_F(LinkKeeperTest, APingIsSentWhenItIsDue) {
-  GoUp();
-  keeper_.Heartbeat(now_ + heartbeat_ - Duration(1), true);
-  EXPECT_THAT(Sent(), ElementsAre());
-  now_ += heartbeat_;
-  keeper_.Heartbeat(now_, true);
-  EXPECT_THAT(Sent(), ElementsAre(FrameType::kPing));
-  EXPECT_EQ(link_->unanswered, now_);
-  EXPECT_EQ(link_->ping_at, now_ + heartbeat_);
-}
-
-TEST_F(LinkKeeperTest, AnIdleLinkIsPingedLessOften) {
-  GoUp();
-  now_ += heartbeat_;
-  keeper_.Heartbeat(now_, false);
-  EXPECT_GT(link_->ping_at, now_ + 5 * heartbeat_);
-  // But often while an answer is missing.
-  now_ = link_->ping_at;
-  keeper_.Heartbeat(now_, false);
-  EXPECT_EQ(link_->ping_at, now_ + heartbeat_);
-}
-
-TEST_F(LinkKeeperTest, APeerThatDoesNotAnswerIsSuspected) {
-  GoUp();
-  PeerEvents();
-  now_ += heartbeat_;
-  keeper_.Heartbeat(now_, true);
-  now_ += runtime_.options.suspect_after - heartbeat_;
-  link_->ping_at = now_;
-  keeper_.Heartbeat(now_, true);
-  EXPECT_THAT(PeerEvents(), ElementsAre(PeerEventKind::kSuspect));
 }
 
 TEST_F(LinkKeeperTest, ARailThatFailsIsFencedAndBuiltAgain) {

@@ -369,7 +369,7 @@ TEST_F(PathSetTest, WhereThereIsNoOtherPathARailIsWaitedForHoweverLate) {
   EXPECT_EQ(Goes(record), "waits");
   EXPECT_EQ(Goes(record), "waits");
   // Expect that nothing is due for that.
-  EXPECT_EQ(Paths().NextTimer(true, now_), Making(0).ping_at);
+  EXPECT_EQ(Paths().NextTimer(true, now_), Time::max());
 }
 
 TEST_F(PathSetTest, WhereNothingIsLeftToConnectWithThePeerIsNotLost) {

@@ -28,6 +28,10 @@ Session::Party PartyOf(uint8_t first, const std::string& name) {
   return party;
 }
 
+// The peer is not pinged within any of these tests, but for those of PeerWatch.
+constexpr PeerWatch::Pace kSlow{.heartbeat = std::chrono::hours(24),
+                                .suspect_after = std::chrono::hours(72)};
+
 // A connection as the session sees it.
 class BareLink : public SessionLink {
  public:
@@ -62,6 +66,7 @@ class Half : public InitiatorHalf {
  public:
   Half(std::string name, std::vector<std::string>* log) : name_(std::move(name)), log_(log) {}
   void Mark() override { ++marks; }
+  bool Awaits() const override { return awaits; }
   absl::Status OnFrame(const ReliableChannel::Incoming& frame) override {
     log_->push_back(name_ + " takes " + std::to_string(static_cast<int>(frame.type)));
     return answer;
@@ -74,6 +79,7 @@ class Half : public InitiatorHalf {
   void OnSessionRenewed() override { log_->push_back(name_ + " begins"); }
   absl::Status answer{};
   int marks = 0;
+  bool awaits = false;
 
  private:
   const std::string name_;
@@ -97,13 +103,18 @@ class SharedSessionTest : public ::testing::Test, public SharedSession::User {
   }
 
   std::vector<std::string> log_;
+  Time silent_since_{};
   uint64_t sequence_ = 0;
   TimerHeap timers_;
-  SharedSession shared_{&timers_, this, PartyOf(1, "here"), PartyOf(2, "there")};
+  SharedSession shared_{&timers_, this, PartyOf(1, "here"), PartyOf(2, "there"), kSlow};
   Half target_{"target", &log_};
   Half initiator_{"initiator", &log_};
 
  private:
+  void OnSilent(SharedSession& /*shared*/, Time heard) override {
+    log_.emplace_back("silent");
+    silent_since_ = heard;
+  }
   void OnUnlinked(SharedSession& /*shared*/, const absl::Status& why) override {
     log_.push_back("unlinked: " + std::string(why.message()));
   }
@@ -146,7 +157,8 @@ TEST_F(SharedSessionTest, FramesTakeTheFirstBackendWhoeverDialled) {
 // So that both sides speak over the same one.
 TEST_F(SharedSessionTest, OfTwoLinksThatOfTheSmallerIncarnationIsTaken) {
   for (const bool smaller : {true, false}) {
-    SharedSession shared(&timers_, this, PartyOf(smaller ? 1 : 3, "here"), PartyOf(2, "there"));
+    SharedSession shared(&timers_, this, PartyOf(smaller ? 1 : 3, "here"), PartyOf(2, "there"),
+                         kSlow);
     BareLink own(0, true);
     BareLink theirs(0, false);
     shared.OnLinkUp(theirs);
@@ -292,6 +304,7 @@ class Silence : public SharedSessionTest {
   const Types kPing{FrameType::kPing};
   const std::string body_ = Encode(PingFrame{.nonce = 1});
   Time now_ = Time(std::chrono::seconds(100));
+  const Time first_ping_ = now_ + std::chrono::hours(1);
   BareLink best_{0, true};
   BareLink other_{0, false};
 };
@@ -319,7 +332,7 @@ TEST_F(Silence, AnAnswerIsEnough) {
   EXPECT_EQ(best_.Sent(), kPing);
   Pong(best_, 1);
   Pass(2 * FrameWatch::kLook);
-  EXPECT_EQ(timers_.next(), Time::max()) << "nothing waits";
+  EXPECT_GE(timers_.next(), first_ping_) << "nothing waits";
   // Expect one question for each frame that waits, not for each look.
   for (int i = 0; i < 10; ++i) {
     Say();
@@ -339,7 +352,7 @@ TEST_F(Silence, WithoutAChoiceNobodyIsAsked) {
   other_.is_open = false;
   const auto expect_none = [this] {
     Pass(std::chrono::seconds(1));
-    EXPECT_EQ(timers_.next(), Time::max());
+    EXPECT_GE(timers_.next(), first_ping_);
     EXPECT_TRUE(best_.Sent().empty());
   };
   expect_none();
@@ -429,6 +442,96 @@ TEST_F(Silence, APingIsAnsweredOverItsLink) {
   Ping(other_);
   EXPECT_EQ(other_.Sent(), Types{FrameType::kPong});
   EXPECT_FALSE(shared_.OnMessage(other_, {.type = FrameType::kPing}).ok());
+}
+
+// --- a peer that says nothing ---
+
+class SilentPeer : public SharedSessionTest {
+ protected:
+  SilentPeer() {
+    for (BareLink* link : {&own_, &theirs_, &data_}) {
+      link->heard = now_;
+      watched_.OnLinkUp(*link);
+    }
+    watched_.SetTarget(&target_);
+    watched_.Enter(&initiator_);
+  }
+  ~SilentPeer() override {
+    watched_.SetTarget(nullptr);
+    watched_.Leave(&initiator_);
+  }
+  void Pass(Duration time) {
+    const Time end = now_ + time;
+    while (timers_.next() <= end) {
+      now_ = std::max(now_, timers_.next());
+      timers_.Run(now_);
+      if (speaks_ != nullptr) speaks_->heard = now_ + kMs;
+    }
+    now_ = end;
+  }
+  static size_t Pings(BareLink& link) { return link.Sent().size(); }
+
+  const PeerWatch::Pace pace_{};
+  SharedSession watched_{&timers_, this, PartyOf(1, "here"), PartyOf(2, "there"), pace_};
+  Time now_ = Now();
+  BareLink own_{0, true};
+  BareLink theirs_{0, false};
+  BareLink data_{1, true, false};
+  BareLink* speaks_ = nullptr;  // answers pings
+};
+
+TEST_F(SilentPeer, IsPingedOverEveryLinkWhileEitherHalfWaits) {
+  for (Half* half : {&initiator_, &target_}) {
+    half->awaits = true;
+    watched_.Await(now_);
+    Pass(pace_.heartbeat);
+    for (BareLink* link : {&own_, &theirs_, &data_}) EXPECT_EQ(Pings(*link), 1u);
+    half->awaits = false;
+    own_.heard = now_ + kMs;
+    Pass(4 * pace_.heartbeat);
+    Pings(own_);
+    Pings(data_);
+    EXPECT_EQ(Pings(theirs_), 0u);
+  }
+}
+
+// Its own links it keeps alive itself.
+TEST_F(SilentPeer, IsPingedOverTheLinksOfThisSideWhenIdle) {
+  speaks_ = &own_;
+  Pass(std::chrono::minutes(1));
+  EXPECT_GT(Pings(own_), 5u);
+  EXPECT_GT(Pings(data_), 5u);
+  EXPECT_EQ(Pings(theirs_), 0u);
+  EXPECT_TRUE(Log().empty());
+}
+
+TEST_F(SilentPeer, IsReportedInTime) {
+  target_.awaits = true;
+  const Time since = now_;
+  watched_.Await(now_);
+  Pass(pace_.suspect_after);
+  ASSERT_FALSE(Log().empty());
+  EXPECT_EQ(silent_since_, since);
+}
+
+TEST_F(SilentPeer, IsNotSilentIfItSpeaksOverAnyLink) {
+  for (BareLink* link : {&own_, &theirs_, &data_}) {
+    speaks_ = link;
+    initiator_.awaits = true;
+    watched_.Await(now_);
+    Pass(5 * pace_.suspect_after);
+    EXPECT_TRUE(Log().empty());
+  }
+}
+
+TEST_F(SilentPeer, IsNotLookedAtWithoutALink) {
+  target_.awaits = true;
+  for (const BareLink* link : {&own_, &theirs_, &data_}) {
+    watched_.OnLinkDown(*link, absl::UnavailableError("cut"), now_);
+  }
+  Log();
+  Pass(std::chrono::seconds(30));
+  EXPECT_TRUE(Log().empty());
 }
 
 // Expect each half to be told of what it has to send or has to do, and of every link.
