@@ -19,7 +19,7 @@ constexpr Duration kJoinTimeout = std::chrono::seconds(2);
 }  // namespace
 
 ControlEndpoint::ControlEndpoint(EndpointHub* hub, PeerAddress peer, uint32_t rails)
-    : hub_(hub), state_(State::kDialling), control_(this) {
+    : hub_(hub), state_(State::kDialling), control_(this, &hub->receive_space()) {
   const EndpointHub::Settings& settings = hub->settings();
   dialler_.emplace(settings.backend + " peer", std::move(peer), settings.service, rails,
                    settings.connect_timeout, &control_);
@@ -28,7 +28,7 @@ ControlEndpoint::ControlEndpoint(EndpointHub* hub, PeerAddress peer, uint32_t ra
 ControlEndpoint::ControlEndpoint(EndpointHub* hub, Fd control, std::string from)
     : hub_(hub),
       state_(State::kGreeting),
-      control_(this),
+      control_(this, &hub->receive_space()),
       from_(std::move(from)),
       up_by_(Now() + std::max<Duration>(hub->settings().connect_timeout, kJoinTimeout)) {
   control_.Adopt(std::move(control));
@@ -48,7 +48,7 @@ void ControlEndpoint::Detach() {
     EndData(
         absl::UnavailableError(absl::StrCat("the ", hub_->settings().backend, " backend is gone")));
   }
-  control_.Release();
+  control_.Restart();
   OnDetached();
   hub_ = nullptr;
 }
@@ -176,7 +176,7 @@ void ControlEndpoint::ReadControl() {
 }
 
 bool ControlEndpoint::ReceiveFrames(bool look) {
-  // The messages stay in the stream's buffer until the next Poll, so it is not filled again before.
+  // The messages stay valid until the next Poll, so the stream is not filled again before.
   if (MessagesReported()) return false;
   for (size_t frames = 0; frames < kMaxControlFrames;) {
     absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();

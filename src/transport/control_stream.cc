@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,8 +9,8 @@
 namespace kvxfer::net {
 namespace {
 
-// A small write and its OPEN fit into one read.
-constexpr size_t kReadBytes = 32 * 1024;
+// What a stream keeps of its send buffer when that is empty.
+constexpr size_t kIdleSendBytes = 4 * 1024;
 
 iovec Piece(const void* data, size_t bytes) { return {const_cast<void*>(data), bytes}; }
 
@@ -20,7 +19,10 @@ iovec Piece(const void* data, size_t bytes) { return {const_cast<void*>(data), b
 void ControlStream::Restart() {
   Release();
   out_.clear();
-  sent_ = begin_ = end_ = 0;
+  sent_ = 0;
+  Leave();
+  in_ = {};
+  own_.reset();
 }
 
 absl::StatusOr<bool> ControlStream::Push(ControlKind kind, std::span<const std::byte> payload) {
@@ -83,6 +85,7 @@ absl::Status ControlStream::Flush() {
     if (sent_ == out_.size()) {
       out_.clear();
       sent_ = 0;
+      if (out_.capacity() > kIdleSendBytes) out_.shrink_to_fit();
     } else if (sent_ > kMaxQueued / 2) {
       // Rarely, because erasing moves what is left.
       out_.erase(0, std::exchange(sent_, 0));
@@ -97,10 +100,6 @@ absl::Status ControlStream::Flush() {
 std::string ControlStream::TakeQueued() {
   out_.erase(0, std::exchange(sent_, 0));
   return std::exchange(out_, {});
-}
-
-std::span<const std::byte> ControlStream::buffered() const {
-  return std::span(in_).subspan(begin_, end_ - begin_);
 }
 
 absl::StatusOr<ControlHead> ControlStream::Head() const {
@@ -125,22 +124,50 @@ size_t ControlStream::BytesMissing() const {
 bool ControlStream::HasFrame() const { return BytesMissing() == 0; }
 
 absl::StatusOr<bool> ControlStream::Fill() {
-  const size_t have = end_ - begin_;
-  // Reuse the buffer from its start whenever it is empty; otherwise move bytes only if space runs
-  // out.
-  if (have == 0) begin_ = end_ = 0;
-  const size_t space = std::max(BytesMissing(), kReadBytes);
-  if (in_.size() - end_ < space) {
-    if (begin_ > 0) std::memmove(in_.data(), in_.data() + begin_, have);
-    begin_ = 0;
-    end_ = have;
-    if (in_.size() - end_ < space) in_.resize(end_ + space);
-  }
-  std::array<iovec, 1> pieces{iovec{in_.data() + end_, in_.size() - end_}};
+  if (!in_.empty()) return FillOwn();
+  const std::span<std::byte> lent = space_->Lend(this);
+  std::array<iovec, 1> pieces{Piece(lent.data(), lent.size())};
   absl::StatusOr<size_t> n = Read(pieces);
   if (!n.ok()) return n.status();
-  end_ += *n;
+  if (*n == 0) return false;
+  space_->Use(this, *n);
+  in_ = lent.first(*n);
+  return true;
+}
+
+absl::StatusOr<bool> ControlStream::FillOwn() {
+  const size_t missing = BytesMissing();
+  const auto space = [this] {
+    if (own_ == nullptr) return size_t{0};
+    return static_cast<size_t>(own_.get() + own_bytes_ - (in_.data() + in_.size()));
+  };
+  if (space() < std::max<size_t>(missing, 1)) {
+    MoveTo(in_.size() + std::max(missing, ReceiveSpace::kReadBytes));
+  }
+  std::array<iovec, 1> pieces{Piece(in_.data() + in_.size(), space())};
+  absl::StatusOr<size_t> n = Read(pieces);
+  if (!n.ok()) return n.status();
+  in_ = {in_.data(), in_.size() + *n};
   return *n > 0;
+}
+
+void ControlStream::MoveTo(size_t bytes) {
+  ReceiveSpace::Bytes to = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  std::ranges::copy(in_, to.get());
+  in_ = {to.get(), in_.size()};
+  own_ = std::move(to);
+  own_bytes_ = bytes;
+}
+
+void ControlStream::MoveOut() {
+  // Its own bytes stay where they are.
+  if (own_ == nullptr && !in_.empty()) MoveTo(in_.size());
+}
+
+void ControlStream::Consume(size_t bytes) {
+  in_ = in_.subspan(bytes);
+  // The application may still look at a message that was in there.
+  if (in_.empty() && own_ != nullptr) space_->Keep(std::move(own_));
 }
 
 absl::StatusOr<std::optional<ControlStream::Frame>> ControlStream::Front() const {

@@ -10,16 +10,16 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/transport/hello.h"
+#include "src/transport/receive_space.h"
 #include "src/transport/sockets/stream.h"
 
 namespace kvxfer::net {
 
-class ControlStream final : public Stream {
+class ControlStream final : public Stream, private ReceiveSpace::User {
  public:
   // The most message bytes that may wait here for the socket.
   static constexpr size_t kMaxQueued = 1024 * 1024;
@@ -33,7 +33,8 @@ class ControlStream final : public Stream {
     std::span<const std::byte> payload;
   };
 
-  explicit ControlStream(StreamClient* client) : Stream(client) {}
+  // It receives into `space`, which must exist as long as it is filled.
+  ControlStream(StreamClient* client, ReceiveSpace* space) : Stream(client), space_(space) {}
 
   // Releases the socket and forgets what it delivered; the next one starts at its first byte.
   void Restart();
@@ -59,9 +60,11 @@ class ControlStream final : public Stream {
   void LimitFrames(size_t bytes) { max_frame_ = bytes; }
   // Reads once. False: nothing there. Invalidates the payloads of earlier frames.
   absl::StatusOr<bool> Fill();
-  std::span<const std::byte> buffered() const;
-  void Consume(size_t bytes) { begin_ += bytes; }
-  // The first complete frame in the buffer; valid until Pop or Fill.
+  // What was received and not consumed.
+  std::span<const std::byte> buffered() const { return in_; }
+  void Consume(size_t bytes);
+  // The first complete frame that was received. Once popped, it stays valid until the next Fill, or
+  // until the next turn of the space begins.
   absl::StatusOr<std::optional<Frame>> Front() const;
   void Pop(const Frame& frame) { Consume(kControlHeadBytes + frame.payload.size()); }
   // Whether Front has a result: a complete frame, or an error because the buffer is damaged.
@@ -71,12 +74,18 @@ class ControlStream final : public Stream {
   size_t BytesMissing() const;
   // The head of the first frame, all of which must be there.
   absl::StatusOr<ControlHead> Head() const;
+  // Reads behind what was received already.
+  absl::StatusOr<bool> FillOwn();
+  // Moves what is in in_ to the stream's own bytes, of which there will be `bytes`.
+  void MoveTo(size_t bytes);
+  void MoveOut() override;
 
   std::string out_;
   size_t sent_ = 0;  // bytes of out_ that were sent
-  std::vector<std::byte> in_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
+  ReceiveSpace* const space_;
+  std::span<const std::byte> in_;  // received and not consumed; in the space, or in own_
+  ReceiveSpace::Bytes own_;        // null while there is nothing of its own
+  size_t own_bytes_ = 0;           // of own_
   size_t max_frame_ = SIZE_MAX;
 };
 

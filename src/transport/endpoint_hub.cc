@@ -173,6 +173,7 @@ bool EndpointHub::Begin(std::span<Event> out, bool readable) {
   sink_.Begin(out);
   // The caller's span is full with events that waited; no work, so that messages stay valid.
   if (sink_.full()) return false;
+  receive_space_.BeginTurn();
   if (readable) reactor_->Collect();
   return true;
 }

@@ -31,6 +31,7 @@
 #include "src/core/base/clock.h"
 #include "src/transport/event_sink.h"
 #include "src/transport/listener.h"
+#include "src/transport/receive_space.h"
 #include "src/transport/sockets/address.h"
 #include "src/transport/sockets/linger.h"
 #include "src/transport/sockets/reactor.h"
@@ -116,6 +117,8 @@ class EndpointHub final : private Listener::Acceptor {
   const Settings& settings() const { return settings_; }
   Reactor& reactor() { return *reactor_; }
   EventSink& sink() { return sink_; }
+  // Of the endpoints' control streams; a turn of it is a Poll.
+  ReceiveSpace& receive_space() { return receive_space_; }
   // All endpoints that are not destroyed.
   const std::vector<ControlEndpoint*>& endpoints() const { return endpoints_; }
   // Counts the calls of Begin.
@@ -151,6 +154,7 @@ class EndpointHub final : private Listener::Acceptor {
   Client* const client_;
   std::unique_ptr<Reactor> reactor_;
   EventSink sink_;
+  ReceiveSpace receive_space_;
   std::vector<SocketAddress> advertised_;
   uint64_t poll_number_ = 0;
   std::vector<ControlEndpoint*> endpoints_;

@@ -46,7 +46,8 @@ class NetControlStream : public ::testing::Test, public StreamClient {
 
   std::unique_ptr<Reactor> reactor_;
   Fd peer_;
-  ControlStream stream_{this};
+  ReceiveSpace space_;
+  ControlStream stream_{this, &space_};
   const std::string payload_ = std::string(kPayloadBytes, 'x');
 };
 
