@@ -247,7 +247,7 @@ bool ShmBackend::EndOldestSilent() {
 }
 
 void ShmBackend::OnRefused(UniqueFd socket, const net::Credentials& peer) {
-  Channel channel(std::move(socket));
+  Channel channel(std::move(socket), hub_.receive_buffer.get());
   channel.SendFrame(FrameType::kBye,
                     absl::StrCat("this process runs as uid ", geteuid(), ", the dialler as uid ",
                                  peer.uid, "; shm joins processes of one user only"));

@@ -15,10 +15,6 @@
 namespace kvxfer::shm {
 namespace {
 
-// A frame must fit the smallest socket buffer that an administrator may have set.
-constexpr size_t kPartBytes = 60 * 1024;
-constexpr size_t kBufferBytes = kFrameHeaderBytes + kPartBytes;
-static_assert(kBufferBytes >= net::RingPair::kMaxPartBytes);
 // Beyond this SendMessage returns false. Control frames are bounded by the objects that they refer
 // to.
 constexpr size_t kMaxQueuedBytes = 1024 * 1024;
@@ -47,10 +43,8 @@ absl::Status BrokenRules(const absl::Status& status) {
 
 }  // namespace
 
-Channel::Channel(UniqueFd socket)
-    : socket_(std::move(socket)),
-      owner_(getpid()),
-      buffer_(std::make_unique_for_overwrite<char[]>(kBufferBytes)) {
+Channel::Channel(UniqueFd socket, Buffer* buffer)
+    : socket_(std::move(socket)), owner_(getpid()), buffer_(buffer) {
   // The kernel limits it to net.core.wmem_max.
   setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof(int));
 }
@@ -134,7 +128,7 @@ Channel::Got Channel::Receive(Frame& frame) {
 
 Channel::Got Channel::ReceiveFromRing(Frame& frame) {
   net::RingPair::Part part;
-  switch (rings_.Receive(frames_received_, {buffer_.get(), kBufferBytes}, part)) {
+  switch (rings_.Receive(frames_received_, *buffer_, part)) {
     case net::RingPair::Got::kNothing:
       return Got::kNothing;
     case net::RingPair::Got::kDamaged:
@@ -196,8 +190,7 @@ absl::Status Channel::TakeRingFrame(Frame& frame) {
 
 Channel::Got Channel::ReceiveFromSocket(Frame& frame, bool* empty) {
   if (!socket_.valid()) return Got::kEnd;
-  net::ReceivedPacket got =
-      net::ReceivePacket(socket_.get(), std::span(buffer_.get(), kBufferBytes));
+  net::ReceivedPacket got = net::ReceivePacket(socket_.get(), *buffer_);
   if (got.bytes < 0) {
     if (empty != nullptr) *empty = got.error == EAGAIN;
     return got.error == EAGAIN || got.error == ENOMEM ? Got::kNothing : Got::kEnd;
@@ -206,7 +199,7 @@ Channel::Got Channel::ReceiveFromSocket(Frame& frame, bool* empty) {
   ++frames_received_;
   frame.file = std::move(got.file);
   frame.file_lost = got.file_lost;
-  const std::string_view text(buffer_.get(), static_cast<size_t>(got.bytes));
+  const std::string_view text(buffer_->data(), static_cast<size_t>(got.bytes));
   const auto header = wire::TryDecode<FrameHeader>(text.substr(0, kFrameHeaderBytes));
   if (!header || got.cut) {
     frame.type = FrameType::kDamaged;

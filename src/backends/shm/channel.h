@@ -13,10 +13,10 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,17 +33,24 @@ inline constexpr size_t kMaxMessageBytes = 256 * 1024;
 
 class Channel final : private net::RingPair::Socket {
  public:
+  // A frame must fit the smallest socket buffer that an administrator may have set.
+  static constexpr size_t kPartBytes = 60 * 1024;
+  // Where a frame is received. Channels share one, so that a connection that is idle needs none.
+  using Buffer = std::array<char, kFrameHeaderBytes + kPartBytes>;
+  static_assert(sizeof(Buffer) >= net::RingPair::kMaxPartBytes);
+
   struct Frame {
     FrameType type = FrameType::kBye;
     bool more = false;
-    std::string_view body;  // valid until the next Receive
+    std::string_view body;  // valid until the next Receive of any channel with the same buffer
     UniqueFd file;
     bool file_lost = false;  // a file was sent, but this process had no descriptor for it
   };
   enum class Got { kFrame, kNothing, kEnd };
 
-  // Takes ownership of a connected, non-blocking socket.
-  explicit Channel(UniqueFd socket);
+  // Takes ownership of a connected, non-blocking socket. `buffer` must exist as long as something
+  // is received.
+  Channel(UniqueFd socket, Buffer* buffer);
 
   int fd() const { return socket_.get(); }
 
@@ -125,7 +132,7 @@ class Channel final : private net::RingPair::Socket {
   uint64_t frames_received_ = 0;
   net::RingPair rings_{this};
   bool broken_ = false;  // nothing can be sent; Receive finds the reason
-  std::unique_ptr<char[]> buffer_;
+  Buffer* const buffer_;
 };
 
 }  // namespace kvxfer::shm

@@ -16,7 +16,8 @@ constexpr uint32_t kReadable = EPOLLIN | EPOLLRDHUP;
 
 }  // namespace
 
-ShmEndpoint::ShmEndpoint(Hub* hub, UniqueFd socket) : hub_(hub), channel_(std::move(socket)) {}
+ShmEndpoint::ShmEndpoint(Hub* hub, UniqueFd socket)
+    : hub_(hub), channel_(std::move(socket), hub->receive_buffer.get()) {}
 
 ShmEndpoint::~ShmEndpoint() {
   Unwatch();

@@ -11,6 +11,7 @@
 
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach_threads.h"
+#include "src/backends/shm/channel.h"
 #include "src/backends/shm/handles.h"
 #include "src/backends/shm/regions.h"
 #include "src/transport/event_queue.h"
@@ -33,6 +34,8 @@ struct Hub {
   HostIdentity host;  // of this process
   std::unique_ptr<net::Reactor> reactor;
   EventQueue<std::string> events;
+  std::unique_ptr<Channel::Buffer> receive_buffer =
+      std::make_unique_for_overwrite<Channel::Buffer>();
   SharedFiles files;
   AttachThreads threads;
   UniqueFd probe_file;       // a sealed memfd whose first u64 is probe_value

@@ -96,7 +96,8 @@ TEST(ShmOtherUser, IsRefusedByTheAcceptor) {
     Child::Tell(fd, "connected");
     pollfd wait{socket.get(), POLLIN, 0};
     poll(&wait, 1, 30'000);
-    shm::Channel channel(std::move(socket));
+    shm::Channel::Buffer buffer;
+    shm::Channel channel(std::move(socket), &buffer);
     shm::Channel::Frame frame;
     std::string heard;
     while (channel.Receive(frame) == shm::Channel::Got::kFrame) heard += frame.body;

@@ -90,8 +90,10 @@ TEST(ShmStrangers, AnEmptyProbeFileIsNoCrash) {
   auto endpoint = side.backend->Connect(shm::Encode(address), ReadHostIdentity());
   ASSERT_TRUE(endpoint.ok()) << endpoint.status();
   side.endpoints.push_back(*std::move(endpoint));
+  shm::Channel::Buffer buffer;
   shm::Channel channel(
-      shm::UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+      shm::UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)),
+      &buffer);
   const shm::UniqueFd empty(memfd_create("empty", MFD_CLOEXEC));
   channel.SendFrame(shm::FrameType::kOffer, wire::Encode(shm::OfferBody{}), empty.get());
   ASSERT_TRUE(Drive({&side}, [&] { return !side.down.empty(); }));
@@ -112,7 +114,7 @@ struct LyingDialler {
     const SocketName name(shm::DecodeAddress(target.backend->Describe().address)->socket);
     shm::UniqueFd socket = NewSocket();
     EXPECT_EQ(connect(socket.get(), name.get(), name.length), 0);
-    channel.emplace(std::move(socket));
+    channel.emplace(std::move(socket), &buffer);
     channel->SendFrame(shm::FrameType::kDial,
                        wire::Encode(shm::DialBody{.pid = static_cast<uint32_t>(getpid()),
                                                   .start_time = ReadHostIdentity().start_time}));
@@ -130,6 +132,7 @@ struct LyingDialler {
   shm::UniqueFd file;
   shm::UniqueFd bell;
   SmallRing* rings = nullptr;
+  shm::Channel::Buffer buffer;
   std::optional<shm::Channel> channel;
 };
 
