@@ -37,7 +37,7 @@ void VerbsAcceptedEndpoint::Authorize() {
   OnAuthorized();
   for (AcceptedRail& rail : rails_) {
     if (down() || !rail.offer) continue;
-    Make(*std::exchange(rail.offer, std::nullopt));
+    Make(*std::exchange(rail.offer, nullptr));
   }
   if (!down()) carrier().Authorize();
 }
@@ -84,14 +84,14 @@ absl::Status VerbsAcceptedEndpoint::OnOffer(const Offer& offer) {
   if (authorized_) {
     Make(offer);
   } else {
-    rails_[offer.rail].offer = offer;
+    rails_[offer.rail].offer = std::make_unique<Offer>(offer);
   }
   return absl::OkStatus();
 }
 
 void VerbsAcceptedEndpoint::Make(const Offer& offer) {
   Kill(offer.rail);
-  rails_[offer.rail].offer = offer;
+  rails_[offer.rail].offer = std::make_unique<Offer>(offer);
   rails_[offer.rail].life = offer.life;
   rails_[offer.rail].probed = false;
   absl::Status status = TryMake(offer);

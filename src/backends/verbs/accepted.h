@@ -58,7 +58,7 @@ class VerbsAcceptedEndpoint final : public VerbsEndpoint {
     uint32_t life = 0;
     bool probed = false;  // the peer has asked about the probe of that life
     // Waits for Authorize, or for its queue pair, which is being made.
-    std::optional<Offer> offer;
+    std::unique_ptr<Offer> offer;
     uint64_t job = 0;        // in SetupQueue; 0: none
     bool fence_due = false;  // its kFenced waits for undestroyed_
   };

@@ -68,7 +68,7 @@ void ControlPair::OnReceived(const ibv_wc& wc) {
     return Fail(CompletionError(where_, wc.qp_num, "a receive", wc.status, wc.vendor_err));
   }
   Receive receive = receives_.front();
-  receives_.pop_front();
+  receives_.erase(receives_.begin());
   device_->GiveSpace(1);
   receive.bytes = std::min<size_t>(wc.byte_len, kMessageBufferBytes);
   arrived_.push_back(receive);
@@ -102,7 +102,7 @@ absl::Status ControlPair::Join(std::span<const std::byte> part, bool more) {
 void ControlPair::OnTaken() {
   while (unacknowledged_.size() > credit_.sent() - credit_.taken()) {
     buffers().Give(unacknowledged_.front().buffer);
-    unacknowledged_.pop_front();
+    unacknowledged_.erase(unacknowledged_.begin());
   }
 }
 
@@ -137,7 +137,7 @@ absl::Status ControlPair::TakePart(const ControlPart& part) {
 absl::Status ControlPair::Work(bool deliver) {
   while (deliver && failure_.ok() && !arrived_.empty() && client_->TakesMessages()) {
     const Receive receive = arrived_.front();
-    arrived_.pop_front();
+    arrived_.erase(arrived_.begin());
     const uint32_t before = credit_.received();
     if (absl::Status status = Take(receive); !status.ok()) {
       buffers().Give(receive.buffer);

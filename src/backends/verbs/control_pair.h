@@ -139,13 +139,14 @@ class ControlPair final : public WorkOwner {
   absl::Status failure_;
 
   SendCredit credit_;
-  std::deque<Receive> receives_;  // posted, in that order
-  std::deque<Receive> arrived_;
+  // As many as kDepths says at most: with so few, moving them up costs less than a deque's block.
+  std::vector<Receive> receives_;  // posted, in that order
+  std::vector<Receive> arrived_;
   PartJoiner joiner_;
   uint64_t due_since_ = 0;  // the Poll in which credit was found to be due; 0: none
 
-  std::deque<Unacknowledged> unacknowledged_;
-  std::deque<uint64_t> posted_;      // SENDs that may still be in the send queue
+  std::vector<Unacknowledged> unacknowledged_;
+  std::vector<uint64_t> posted_;     // SENDs that may still be in the send queue
   uint64_t signalled_ = 0;           // the last one that completes by itself
   uint32_t unsignalled_ = 0;         // SENDs since
   std::deque<std::string> backlog_;  // messages without credit; of the first from backlog_at_ on

@@ -112,7 +112,7 @@ void ControlPair::PostSend(const MessageBuffer& buffer, size_t bytes) {
 }
 
 void ControlPair::OnSent(uint64_t number) {
-  while (!posted_.empty() && posted_.front() <= number) posted_.pop_front();
+  while (!posted_.empty() && posted_.front() <= number) posted_.erase(posted_.begin());
   if (posted_.empty() || posted_.front() > signalled_) {
     stalls_at_.reset();
   } else {

@@ -1,7 +1,6 @@
 #include "src/backends/verbs/message_buffers.h"
 
 #include <cerrno>
-#include <cstdlib>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -11,8 +10,6 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer::verbs {
-
-void MessageBuffers::Free::operator()(std::byte* page) const { std::free(page); }
 
 MessageBuffers::~MessageBuffers() {
   for (const Page& page : pages_) {
@@ -26,7 +23,7 @@ MessageBuffers::~MessageBuffers() {
 absl::Status MessageBuffers::AddPage() {
   constexpr size_t kBytes = kBuffersOfPage * kMessageBufferBytes;
   Page page;
-  page.memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)));
+  page.memory = NewPages(kBytes);
   if (page.memory == nullptr) return absl::ResourceExhaustedError("verbs: no memory");
   page.mr = device_->Register(page.memory.get(), kBytes, IBV_ACCESS_LOCAL_WRITE);
   if (page.mr == nullptr) {

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "src/backends/verbs/device.h"
 #include "src/backends/verbs/message_parts.h"
+#include "src/backends/verbs/page_memory.h"
 
 namespace kvxfer::verbs {
 
@@ -32,7 +33,7 @@ struct MessageBuffer {
 
 class MessageBuffers {
  public:
-  static constexpr size_t kBuffersOfPage = 32;
+  static constexpr size_t kBuffersOfPage = 64;
 
   explicit MessageBuffers(Device* device) : device_(device) {}
   // Call it while the device is open, and after every queue pair that uses a buffer is destroyed.
@@ -47,11 +48,8 @@ class MessageBuffers {
   void Give(const MessageBuffer& buffer) { free_.push_back(buffer); }
 
  private:
-  struct Free {
-    void operator()(std::byte* page) const;
-  };
   struct Page {
-    std::unique_ptr<std::byte, Free> memory;
+    PageMemory memory;
     ibv_mr* mr = nullptr;
   };
 

@@ -20,8 +20,9 @@
 
 namespace kvxfer::verbs {
 
-// Bytes of one SEND, head and part; each receive has room for so many.
-inline constexpr size_t kMessageBufferBytes = 8192;
+// Bytes of one SEND, head and part; each receive takes so many. A message of 4 KiB fits into one:
+// a peer that says little has a receive for one part. More would be held by every idle peer.
+inline constexpr size_t kMessageBufferBytes = 4096 + 64;
 inline constexpr size_t kPartHeadBytes = 16;
 inline constexpr size_t kMaxPartBytes = kMessageBufferBytes - kPartHeadBytes;
 

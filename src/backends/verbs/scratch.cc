@@ -1,7 +1,6 @@
 #include "src/backends/verbs/scratch.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -10,11 +9,9 @@
 
 namespace kvxfer::verbs {
 
-void Scratch::Free::operator()(std::byte* page) const { std::free(page); }
-
 absl::Status Scratch::AddPage(std::span<const std::unique_ptr<Device>> devices) {
   Page page;
-  page.memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, kPageBytes)));
+  page.memory = NewPages(kPageBytes);
   if (page.memory == nullptr) return absl::ResourceExhaustedError("verbs: no memory");
   const LocalRegion region{.rkey = RandomNonZero32(),
                            .span = {.data = page.memory.get(), .bytes = kPageBytes},

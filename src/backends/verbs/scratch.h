@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "src/backends/verbs/device.h"
+#include "src/backends/verbs/page_memory.h"
 #include "src/backends/verbs/regions.h"
 #include "src/core/base/clock.h"
 
@@ -45,11 +46,8 @@ class Scratch {
  private:
   static constexpr size_t kPageBytes = 16 * 1024;
   static constexpr Duration kRetry = std::chrono::seconds(1);
-  struct Free {
-    void operator()(std::byte* page) const;
-  };
   struct Page {
-    std::unique_ptr<std::byte, Free> memory;
+    PageMemory memory;
     std::unique_ptr<VerbsRegistration> registration;
   };
 
