@@ -20,7 +20,6 @@ void ControlStream::Restart() {
   Release();
   out_.clear();
   sent_ = 0;
-  Leave();
   in_ = {};
   own_.reset();
 }

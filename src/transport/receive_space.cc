@@ -4,11 +4,10 @@
 
 namespace kvxfer::net {
 
-void ReceiveSpace::User::Leave() {
+ReceiveSpace::User::~User() {
   if (space_ == nullptr) return;
   std::erase(space_->users_, this);
   if (space_->last_ == this) space_->last_ = nullptr;
-  space_ = nullptr;
 }
 
 ReceiveSpace::~ReceiveSpace() {

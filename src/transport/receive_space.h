@@ -25,9 +25,7 @@ class ReceiveSpace {
     virtual void MoveOut() = 0;
 
    protected:
-    ~User() { Leave(); }
-    // It needs nothing of the space any more, and is not asked to move out.
-    void Leave();
+    ~User();
 
    private:
     friend class ReceiveSpace;
