@@ -102,6 +102,7 @@ if(NOT KVXFER_SANITIZE)
   kvxfer_libfabric_entry(net_backend conformance net ${limit} "${backend}:*LibfabricNet*-*Soak*")
   kvxfer_libfabric_entry(net_agents conformance net ${limit} "${agents}-*Soak*:*AgentSession.Re*")
   kvxfer_libfabric_entry(net_fault fault net ${limit} "*Libfabric*-*Soak*")
+  kvxfer_libfabric_entry(net_idle resources net ${limit} "*IdlePeers*Libfabric*")
   # The net of 1.17 can crash where an endpoint is closed in the middle of large writes, as a peer
   # that is removed or killed does (src/backends/README.md).
   set_tests_properties(libfabric.net_agents libfabric.net_fault PROPERTIES LABELS nightly)

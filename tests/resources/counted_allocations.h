@@ -18,6 +18,8 @@ struct Allocations {
 Allocations AllocationsHere();
 // By all threads.
 Allocations AllocationsEverywhere();
+// What is allocated now, by whichever thread: the bytes that the allocator has set aside.
+uint64_t BytesInUse();
 
 }  // namespace kvxfer::testing
 
