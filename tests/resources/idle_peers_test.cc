@@ -37,10 +37,10 @@ namespace {
 
 constexpr double kMostBytes = 24 * 1024;
 // Devices in memory work within one process, so both sides are counted there, and halved. Their
-// queue pairs stand for what a driver and a NIC hold. The two receives of a writer are in a page
-// that it has from its start, and are not seen.
+// queue pairs stand for what a driver and a NIC hold. The two receives of a writer, one when
+// halved, are in a page that it has from its start, and are not seen.
 constexpr double kOfTestDevices = 4.5 * 1024;
-constexpr double kNotSeen = 2 * verbs::kMessageBufferBytes / 2;
+constexpr double kNotSeen = verbs::kMessageBufferBytes;
 constexpr size_t kFirst = 4;  // peers of a hub before: what it has once is there then
 const Shape kShape{.ids = 8};
 
