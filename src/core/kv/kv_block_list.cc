@@ -1,6 +1,8 @@
 #include "src/core/kv/kv_block_list.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -59,8 +61,11 @@ absl::Status CheckSide(std::string_view name, const KvSide& side, const KvRange&
 
 }  // namespace
 
+// The steps of making lists, in the order in which they are called. Build may then be called any
+// number of times.
 class KvListBuilder {
  public:
+  // What the sides point to is used until the last call, except the ids: until SortIds.
   KvListBuilder(const KvSide& local, const KvSide& remote, const KvRange& range, uint64_t tokens,
                 Direction direction)
       : local_(local),
@@ -84,21 +89,57 @@ class KvListBuilder {
                             used.first);
   }
 
-  absl::StatusOr<BlockList> Build(const RegionTable& local_table, const RegionTable& remote_table,
-                                  IdPool& pool) {
+  // Finds the ways in which blocks meet, and counts the ids that a list has on each side.
+  absl::Status Count() {
     absl::StatusOr<Reshard> reshard = Reshard::Between(*src().layout, *dst().layout, range_.heads);
     if (!reshard.ok()) return reshard.status();
-    if (!SortIds(pool)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("KV cache: blocks of ", local_.layout->block_tokens(), " and of ",
-                       remote_.layout->block_tokens(), " tokens meet in more than ", kMaxMeetings,
-                       " ways; use sizes of which one divides the other"));
+    reshard_ = *std::move(reshard);
+    if (CountMeetings()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV cache: blocks of ", local_.layout->block_tokens(), " and of ",
+                     remote_.layout->block_tokens(), " tokens meet in more than ", kMaxMeetings,
+                     " ways; use sizes of which one divides the other"));
+  }
+
+  // A list without blocks that has memory of its own for the ids, and puts them there.
+  BlockList TakeIds(IdPool& pool) {
+    BlockList list;
+    SortIds(list.TakeIds(id_count_, pool));
+    return list;
+  }
+  // Puts the ids where all lists share them.
+  void KeepIds() {
+    std::shared_ptr<uint32_t[]> ids(new uint32_t[2 * size_t{id_count_}]);
+    SortIds(ids.get());
+    shared_ids_ = std::move(ids);
+  }
+  BlockList ShareIds() const {
+    BlockList list;
+    list.ShareIds(shared_ids_, id_count_);
+    return list;
+  }
+
+  // Finds the region of each tensor that has layers of the range.
+  absl::Status FindRegions(const RegionTable& local_table, const RegionTable& remote_table) {
+    absl::Status status = Find("local", local_, Access::kNone, local_table, local_regions_);
+    status.Update(Find("remote", remote_, writes_ ? Access::kRemoteWrite : Access::kRemoteRead,
+                       remote_table, remote_regions_));
+    return status;
+  }
+
+  // Adds the pairs of these layers, which lie within the range, to a list that has the ids.
+  absl::StatusOr<BlockList> Build(uint32_t first_layer, uint32_t layers, BlockList list) const {
+    AddPairs(first_layer, layers, list);
+    RegionSet local(local_regions_.in_table);
+    RegionSet remote(remote_regions_.in_table);
+    for (const BlockPair& pair : list.pairs_) {
+      local.Add(pair.local_region);
+      remote.Add(pair.remote_region);
     }
-    AddPairs(*reshard);
-    absl::Status status = PlacePairs(local_table, remote_table);
-    if (status.ok()) status = list_.SetTotals();
-    if (!status.ok()) return status;
-    return std::move(list_);
+    list.local_regions_ = local.Ascending();
+    list.remote_regions_ = remote.Ascending();
+    if (absl::Status status = list.SetTotals(); !status.ok()) return status;
+    return list;
   }
 
  private:
@@ -146,58 +187,65 @@ class KvListBuilder {
     return true;
   }
 
-  // Sorts the ids so that pairs of blocks that meet in the same way are adjacent. False: there are
-  // more than kMaxMeetings meetings.
-  bool SortIds(IdPool& pool) {
-    // A counting sort in two passes: the first counts the pairs of each meeting, the second places
-    // the ids.
-    uint32_t total = 0;
+  // A counting sort in two passes: CountMeetings counts the pairs of blocks of each meeting,
+  // SortIds places their ids, so that pairs that meet in the same way are adjacent.
+
+  // False: there are more than kMaxMeetings meetings.
+  bool CountMeetings() {
     const bool few = ForEachPiece([&](const KvPiece&, Meeting& meeting) {
       ++meeting.count;
-      ++total;
+      ++id_count_;
       return meetings_.size() <= kMaxMeetings;
     });
-    if (!few) return false;
     uint32_t first = 0;
     for (Meeting& meeting : meetings_) {
       meeting.first_id = first;
-      first += std::exchange(meeting.count, 0);
+      first += meeting.count;
     }
-    uint32_t* const local_ids = list_.TakeIds(total, pool);
-    uint32_t* const remote_ids = local_ids + total;
-    return ForEachPiece([&](const KvPiece& piece, Meeting& meeting) {
+    return few;
+  }
+
+  // `ids`: space for the local ids, followed by the remote ids.
+  void SortIds(uint32_t* ids) {
+    uint32_t* const remote_ids = ids + id_count_;
+    for (Meeting& meeting : meetings_) meeting.count = 0;
+    ForEachPiece([&](const KvPiece& piece, Meeting& meeting) {
       const uint32_t at = meeting.first_id + meeting.count++;
-      local_ids[at] = local_.ids[writes_ ? piece.src_block : piece.dst_block];
+      ids[at] = local_.ids[writes_ ? piece.src_block : piece.dst_block];
       remote_ids[at] = remote_.ids[writes_ ? piece.dst_block : piece.src_block];
       return true;
     });
+    local_.ids = remote_.ids = {};
   }
 
   // Adds the pairs of the first layer, or of all layers at once if each side has them in one
   // tensor. The pairs of every further layer are the same except for their base addresses.
-  void AddPairs(const Reshard& reshard) {
-    const uint32_t layers = reshard.spans_layers() ? range_.layers : 1;
+  void AddPairs(uint32_t first_layer, uint32_t layers, BlockList& list) const {
+    const uint32_t at_once = reshard_->spans_layers() ? layers : 1;
     std::vector<StridedCopy> copies;
-    std::vector<BlockPair> pairs;
+    absl::InlinedVector<BlockPair, 2> pairs;
     for (const Meeting& meeting : meetings_) {
       const size_t first = copies.size();
-      reshard.Copies(range_.first_layer, layers, meeting.tokens, copies);
+      reshard_->Copies(first_layer, at_once, meeting.tokens, copies);
       for (size_t i = first; i < copies.size(); ++i) {
         // Ascending on the remote side in both directions: adjacent remote runs become one request
         // of a NIC, which gathers or scatters on the local side. Copies() returns them ascending at
         // the target, which is remote for a write.
         if (!writes_) copies[i].AscendAtSource();
-        pairs.push_back(PairOf(copies[i], meeting));
+        pairs.push_back(PairOf(copies[i], meeting, list));
       }
     }
-    list_.pairs_.reserve(pairs.size() * (range_.layers / layers));
-    for (uint32_t layer = 0; layer < range_.layers; layer += layers) {
-      for (size_t i = 0; i < pairs.size(); ++i) AddPair(pairs[i], copies[i], layer);
+    list.pairs_.reserve(pairs.size() * (layers / at_once));
+    for (uint32_t layer = 0; layer < layers; layer += at_once) {
+      for (size_t i = 0; i < pairs.size(); ++i) {
+        list.pairs_.push_back(pairs[i]);
+        Place(list.pairs_.back(), copies[i], first_layer, layer);
+      }
     }
   }
 
-  // Everything but the base addresses, which AddPair sets for each layer.
-  BlockPair PairOf(const StridedCopy& copy, const Meeting& meeting) {
+  // Everything but what Place sets for each layer.
+  BlockPair PairOf(const StridedCopy& copy, const Meeting& meeting, BlockList& list) const {
     const uint64_t bytes = copy.bytes * copy.runs();
     const PagedRegion from{
         .block_bytes = bytes, .stride = copy.src_block_stride, .count = src().layout->blocks()};
@@ -208,24 +256,22 @@ class KvListBuilder {
                    .first_id = meeting.first_id,
                    .id_count = meeting.count};
     if (!copy.dims.empty()) {
-      pair.pieces = static_cast<uint32_t>(list_.block_pieces_.size());
-      list_.block_pieces_.push_back(PiecesOf(copy));
+      pair.pieces = static_cast<uint32_t>(list.block_pieces_.size());
+      list.block_pieces_.push_back(PiecesOf(copy));
     }
     return pair;
   }
 
-  // `layer` counts from the first wanted layer.
-  void AddPair(BlockPair pair, const StridedCopy& copy, uint32_t layer) {
-    const uint32_t from = TensorAt(src(), layer, copy.src_tensor);
-    const uint32_t to = TensorAt(dst(), layer, copy.dst_tensor);
+  // The base addresses and the regions. `layer` counts from `first_layer` of the model.
+  void Place(BlockPair& pair, const StridedCopy& copy, uint32_t first_layer, uint32_t layer) const {
+    const uint32_t from = TensorAt(src(), first_layer + layer, copy.src_tensor);
+    const uint32_t to = TensorAt(dst(), first_layer + layer, copy.dst_tensor);
     (writes_ ? pair.local : pair.remote).base =
         src().tensors[from] + copy.src_offset + layer * copy.src_layer_stride;
     (writes_ ? pair.remote : pair.local).base =
         dst().tensors[to] + copy.dst_offset + layer * copy.dst_layer_stride;
-    // Holds the tensor's index until Place replaces it with the region that contains the tensor.
-    pair.local_region = writes_ ? from : to;
-    pair.remote_region = writes_ ? to : from;
-    list_.pairs_.push_back(pair);
+    pair.local_region = local_regions_.of_tensor[writes_ ? from : to];
+    pair.remote_region = remote_regions_.of_tensor[writes_ ? to : from];
   }
 
   BlockPieces PiecesOf(const StridedCopy& copy) const {
@@ -239,51 +285,48 @@ class KvListBuilder {
     return pieces;
   }
 
-  uint32_t TensorAt(const KvSide& side, uint32_t layer, uint32_t tensor) const {
+  // `layer` counts from the first layer of the model.
+  static uint32_t TensorAt(const KvSide& side, uint32_t layer, uint32_t tensor) {
     if (!side.layout->tensor_per_layer()) return tensor;
-    const uint32_t of_shard = range_.first_layer - side.layout->shard().first_layer + layer;
-    return of_shard * side.layout->tensors() + tensor;
+    return (layer - side.layout->shard().first_layer) * side.layout->tensors() + tensor;
   }
 
-  absl::Status PlacePairs(const RegionTable& local_table, const RegionTable& remote_table) {
-    absl::Status status = Place("local", local_, Access::kNone, local_table,
-                                &BlockPair::local_region, list_.local_regions_);
-    status.Update(Place("remote", remote_, writes_ ? Access::kRemoteWrite : Access::kRemoteRead,
-                        remote_table, &BlockPair::remote_region, list_.remote_regions_));
-    return status;
-  }
+  // The regions of one side, as indices in its table.
+  struct Regions {
+    std::vector<uint32_t> of_tensor{};  // kNoRegion: it has no layer of the range
+    size_t in_table = 0;                // how many the table has
+  };
 
-  // Replaces the tensor index in each pair by the index of the region that contains the whole
-  // tensor.
-  absl::Status Place(std::string_view name, const KvSide& side, Access wanted,
-                     const RegionTable& table, uint32_t BlockPair::*region,
-                     RegionIndices& touched) {
-    // A tensor is looked up once, not once per pair.
-    std::vector<uint32_t> found(side.tensors.size(), kNoRegion);
-    RegionSet set(table);
-    for (BlockPair& pair : list_.pairs_) {
-      const uint32_t tensor = pair.*region;
-      if (found[tensor] == kNoRegion) {
-        auto at = table.Find(side.tensors[tensor],
-                             side.layout->tensor_bytes(tensor % side.layout->tensors()), wanted);
-        if (!at.ok()) {
-          return Annotate(at.status(), absl::StrCat(ToAbsl(name), " KV cache, tensor ", tensor));
-        }
-        set.Add(found[tensor] = *at);
+  // Finds the regions that contain whole tensors.
+  absl::Status Find(std::string_view name, const KvSide& side, Access wanted,
+                    const RegionTable& table, Regions& regions) const {
+    const KvLayout& layout = *side.layout;
+    regions = {.of_tensor = std::vector<uint32_t>(side.tensors.size(), kNoRegion),
+               .in_table = table.regions().size()};
+    const uint32_t first = TensorAt(side, range_.first_layer, 0);
+    const uint32_t end = first + (layout.tensor_per_layer() ? range_.layers : 1) * layout.tensors();
+    for (uint32_t tensor = first; tensor < end; ++tensor) {
+      const auto at =
+          table.Find(side.tensors[tensor], layout.tensor_bytes(tensor % layout.tensors()), wanted);
+      if (!at.ok()) {
+        return Annotate(at.status(), absl::StrCat(ToAbsl(name), " KV cache, tensor ", tensor));
       }
-      pair.*region = found[tensor];
+      regions.of_tensor[tensor] = *at;
     }
-    touched = set.Ascending();
     return absl::OkStatus();
   }
 
-  const KvSide& local_;
-  const KvSide& remote_;
-  const KvRange& range_;
+  KvSide local_;
+  KvSide remote_;
+  const KvRange range_;
   const uint64_t tokens_;
   const bool writes_;
+  std::optional<Reshard> reshard_;
   std::vector<Meeting> meetings_;
-  BlockList list_;
+  uint32_t id_count_ = 0;  // per side
+  BlockList::SharedIds shared_ids_;
+  Regions local_regions_;
+  Regions remote_regions_;
 };
 
 absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote,
@@ -292,7 +335,34 @@ absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote
                                        const RegionTable& remote_table, IdPool& pool) {
   KvListBuilder builder(local, remote, range, tokens, direction);
   if (absl::Status status = builder.Check(); !status.ok()) return status;
-  return builder.Build(local_table, remote_table, pool);
+  if (absl::Status status = builder.Count(); !status.ok()) return status;
+  BlockList list = builder.TakeIds(pool);
+  absl::Status status = builder.FindRegions(local_table, remote_table);
+  if (!status.ok()) return status;
+  return builder.Build(range.first_layer, range.layers, std::move(list));
+}
+
+KvLayerLists::KvLayerLists(std::unique_ptr<const KvListBuilder> builder)
+    : builder_(std::move(builder)) {}
+KvLayerLists::~KvLayerLists() = default;
+KvLayerLists::KvLayerLists(KvLayerLists&&) noexcept = default;
+KvLayerLists& KvLayerLists::operator=(KvLayerLists&&) noexcept = default;
+
+absl::StatusOr<KvLayerLists> KvLayerLists::Make(const KvSide& local, const KvSide& remote,
+                                                const KvRange& range, uint64_t tokens,
+                                                Direction direction, const RegionTable& local_table,
+                                                const RegionTable& remote_table) {
+  auto builder = std::make_unique<KvListBuilder>(local, remote, range, tokens, direction);
+  if (absl::Status status = builder->Check(); !status.ok()) return status;
+  if (absl::Status status = builder->Count(); !status.ok()) return status;
+  builder->KeepIds();
+  absl::Status status = builder->FindRegions(local_table, remote_table);
+  if (!status.ok()) return status;
+  return KvLayerLists(std::move(builder));
+}
+
+absl::StatusOr<BlockList> KvLayerLists::List(uint32_t first_layer, uint32_t layers) const {
+  return builder_->Build(first_layer, layers, builder_->ShareIds());
 }
 
 }  // namespace kvxfer

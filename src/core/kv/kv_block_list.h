@@ -6,12 +6,13 @@
 // any order, write every byte of the wanted layers, heads and tokens of the target exactly once,
 // with the byte of the same layer, head, token and element of the source. They write no other byte.
 //
-// Thread-safety: pure.
+// Thread-safety: pure; a KvLayerLists may be used by several threads at once.
 
 #ifndef KVXFER_CORE_KV_KV_BLOCK_LIST_H_
 #define KVXFER_CORE_KV_KV_BLOCK_LIST_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "absl/status/status.h"
@@ -43,6 +44,34 @@ absl::StatusOr<BlockList> ListKvBlocks(const KvSide& local, const KvSide& remote
                                        const KvRange& range, uint64_t tokens, Direction direction,
                                        const RegionTable& local_table,
                                        const RegionTable& remote_table, IdPool& pool);
+
+class KvListBuilder;
+
+// Makes the lists of single layers, or of some, out of what is checked and sorted once. A list that
+// it makes equals that of ListKvBlocks for the same layers. The lists share one copy of the ids,
+// and may outlive what made them.
+class KvLayerLists {
+ public:
+  // Arguments and errors as for ListKvBlocks. What the layouts and the tensors of both sides point
+  // to outlives the object; the ids are read during the call only.
+  static absl::StatusOr<KvLayerLists> Make(const KvSide& local, const KvSide& remote,
+                                           const KvRange& range, uint64_t tokens,
+                                           Direction direction, const RegionTable& local_table,
+                                           const RegionTable& remote_table);
+  ~KvLayerLists();
+  KvLayerLists(KvLayerLists&&) noexcept;
+  KvLayerLists& operator=(KvLayerLists&&) noexcept;
+
+  // The list of `layers` layers from `first_layer` of the model on, which lie within the range.
+  // Costs what these layers have in pairs, whatever the number of ids. InvalidArgument: more than
+  // 2^64 - 1 bytes.
+  absl::StatusOr<BlockList> List(uint32_t first_layer, uint32_t layers) const;
+
+ private:
+  explicit KvLayerLists(std::unique_ptr<const KvListBuilder> builder);
+
+  std::unique_ptr<const KvListBuilder> builder_;
+};
 
 }  // namespace kvxfer
 

@@ -9,6 +9,7 @@
 #define KVXFER_CORE_PLAN_BLOCK_LIST_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -40,17 +41,18 @@ class BlockList {
   static absl::StatusOr<BlockList> FromDescriptors(const DescriptorBlocks& blocks,
                                                    Direction direction, const RegionTable& local,
                                                    const RegionTable& remote);
-  // Lists between KV caches are built by ListKvBlocks (kv_block_list.h).
+  // Lists between KV caches are built by ListKvBlocks and KvLayerLists (kv_block_list.h).
   BlockList() = default;  // no blocks: a notification alone
 
   // Number of blocks. Between KV caches: the number of ids, summed over all pairs.
   uint64_t size() const { return size_; }
   uint64_t total_bytes() const { return total_bytes_; }
 
-  // Returns the ids' memory to `pool`. The caller must not walk the blocks after this; sizes and
-  // region indices stay valid.
+  // Returns the ids' memory to `pool`, or lets go of it if other lists share it. The caller must
+  // not walk the blocks after this; sizes and region indices stay valid.
   void ReleaseIds(IdPool& pool) {
     id_count_ = 0;
+    shared_ids_.reset();
     if (ids_.ids != nullptr) pool.Give(std::exchange(ids_, {}));
   }
 
@@ -64,29 +66,41 @@ class BlockList {
                  std::span<const RemoteKey* const> keys) const {
     return {.pairs = pairs_,
             .block_pieces = block_pieces_,
-            .local_ids = ids_.ids.get(),
-            .remote_ids = ids_.ids.get() + id_count_,
+            .local_ids = ids(),
+            .remote_ids = ids() + id_count_,
             .descriptors = descriptors_,
             .registrations = registrations,
             .keys = keys};
   }
 
   std::span<const BlockPair> pairs() const { return pairs_; }
-  std::span<const uint32_t> local_ids() const { return {ids_.ids.get(), id_count_}; }
-  std::span<const uint32_t> remote_ids() const { return {ids_.ids.get() + id_count_, id_count_}; }
+  std::span<const uint32_t> local_ids() const { return {ids(), id_count_}; }
+  std::span<const uint32_t> remote_ids() const { return {ids() + id_count_, id_count_}; }
   std::span<const BlockPieces> block_pieces() const { return block_pieces_; }
   std::span<const Block> descriptors() const { return descriptors_; }
 
  private:
   friend class KvListBuilder;
 
+  // shared_ptr: the lists of all layers of a request share one copy of its ids, and any of them may
+  // be the last one that is walked.
+  using SharedIds = std::shared_ptr<const uint32_t[]>;
+
   // Takes memory for `count` ids of each side: first the local ids, then the remote ids.
   uint32_t* TakeIds(size_t count, IdPool& pool);
+  // Uses ids in memory that other lists use too, in the same order.
+  void ShareIds(SharedIds ids, size_t count) {
+    shared_ids_ = std::move(ids);
+    id_count_ = count;
+  }
+  const uint32_t* ids() const { return shared_ids_ ? shared_ids_.get() : ids_.ids.get(); }
   absl::Status SetTotals();
 
   absl::InlinedVector<BlockPair, 1> pairs_;  // inline: a small transfer allocates nothing
   std::vector<BlockPieces> block_pieces_;
-  IdBuffer ids_;         // id_count_ local ids, then id_count_ remote ids
+  // One of them has id_count_ local ids, then id_count_ remote ids.
+  IdBuffer ids_;
+  SharedIds shared_ids_;
   size_t id_count_ = 0;  // per side
   std::vector<Block> descriptors_;
   uint64_t size_ = 0;

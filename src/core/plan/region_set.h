@@ -6,6 +6,7 @@
 #define KVXFER_CORE_PLAN_REGION_SET_H_
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/container/inlined_vector.h"
@@ -21,7 +22,9 @@ using RegionIndices = absl::InlinedVector<uint32_t, 2>;
 
 class RegionSet {
  public:
-  explicit RegionSet(const RegionTable& table) : seen_((table.regions().size() + 63) / 64) {}
+  explicit RegionSet(const RegionTable& table) : RegionSet(table.regions().size()) {}
+  // `regions`: how many regions the table has.
+  explicit RegionSet(size_t regions) : seen_((regions + 63) / 64) {}
   void Add(uint32_t region) {
     if (region != kNoRegion) seen_[region / 64] |= uint64_t{1} << region % 64;
   }

@@ -3,12 +3,14 @@
 // no other one.
 #include "src/core/kv/kv_block_list.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -122,9 +124,15 @@ class KvBlockListBad : public ::testing::Test {
     const RegionTable local_table = from.Table(Access::kNone);
     const RegionTable remote_table = to.Table(right_);
     IdPool pool;
-    return ListKvBlocks(local, to.side(), range_, tokens_, direction_, local_table, remote_table,
-                        pool)
-        .status();
+    const absl::Status listed =
+        ListKvBlocks(local, to.side(), range_, tokens_, direction_, local_table, remote_table, pool)
+            .status();
+    // Preparing says the same.
+    EXPECT_EQ(
+        KvLayerLists::Make(local, to.side(), range_, tokens_, direction_, local_table, remote_table)
+            .status(),
+        listed);
+    return listed;
   }
 
   static constexpr KvModel kModel{.layers = 2, .heads = 4, .k_size = 2, .v_size = 2};
@@ -262,6 +270,40 @@ TEST(KvBlockListSize, IdsAndMeetingsAreAllThatGrows) {
   EXPECT_EQ(list.block_pieces().size(), 10u);
   EXPECT_EQ(list.local_ids().size(), 63u);
   EXPECT_EQ(list.total_bytes(), 4u * 1000 * 2 * 4 * 2);
+}
+
+// --- prepared ---
+
+// The bytes of prepared lists are held against whole tensors by kv_mover.h.
+TEST(KvLayerLists, TheListsOfAllLayersShareTheIds) {
+  const KvModel model{.layers = 4, .heads = 2, .k_size = 2, .v_size = 2};
+  Cache src = MakeCache(model, {.layers = 4}, 0, 2, Form::kApart, "BHN", 8, 16, nullptr, 0);
+  Cache dst = MakeCache(model, {.layers = 4}, 0, 2, Form::kApart, "BHN", 8, 16, nullptr, 0);
+  const std::vector<uint32_t> dst_ids = {4, 2, 0};
+  std::vector<uint32_t> src_ids = {7, 1, 2};
+  const CacheSide from(src, src_ids, 0);
+  const CacheSide to(dst, dst_ids, 0);
+  std::optional<KvLayerLists> lists;
+  {
+    const RegionTable local_table = from.Table(Access::kNone);
+    const RegionTable remote_table = to.Table(Access::kRemoteWrite);
+    ASSERT_OK_AND_ASSIGN(
+        lists,
+        KvLayerLists::Make(from.side(), to.side(), {.heads = {0, 2}, .first_layer = 1, .layers = 3},
+                           48, Direction::kWrite, local_table, remote_table));
+  }
+  src_ids.assign(3, 99);  // read by Make alone
+  ASSERT_OK_AND_ASSIGN(BlockList one, lists->List(1, 1));
+  ASSERT_OK_AND_ASSIGN(const BlockList two, lists->List(2, 2));
+  lists.reset();
+  EXPECT_EQ(one.local_ids().data(), two.local_ids().data());
+  EXPECT_EQ(one.remote_regions().size(), 2u);  // K and V of its layer
+  EXPECT_EQ(two.remote_regions().size(), 4u);
+  IdPool pool;
+  one.ReleaseIds(pool);
+  EXPECT_TRUE(one.local_ids().empty());
+  EXPECT_THAT(two.local_ids(), ::testing::ElementsAre(7, 1, 2));
+  EXPECT_THAT(two.remote_ids(), ::testing::ElementsAre(4, 2, 0));
 }
 
 // Expect runs that meet at the remote side to come one after the other, whichever of the two orders

@@ -159,13 +159,21 @@ class Mover {
     IdPool pool;
     EXPECT_OK(CheckKvTensors("local", *local.side().layout, local.side().tensors));
     EXPECT_OK(CheckKvTensors("remote", *remote.side().layout, remote.side().tensors));
-    // In as many transfers as may be.
+    const Direction direction = writes ? Direction::kWrite : Direction::kRead;
+    const auto prepared = KvLayerLists::Make(
+        local.side(), remote.side(), {.heads = heads, .first_layer = first, .layers = end - first},
+        move_.tokens, direction, local_table, remote_table);
+    EXPECT_OK(prepared);
+    if (!prepared.ok()) return false;
+    // In as many transfers as may be, each prepared or not.
     for (uint32_t layer = first; layer < end;) {
       const auto layers = static_cast<uint32_t>(1 + random_() % (end - layer));
-      const auto list = ListKvBlocks(local.side(), remote.side(),
-                                     {.heads = heads, .first_layer = layer, .layers = layers},
-                                     move_.tokens, writes ? Direction::kWrite : Direction::kRead,
-                                     local_table, remote_table, pool);
+      const auto list =
+          random_() % 2 == 0
+              ? prepared->List(layer, layers)
+              : ListKvBlocks(local.side(), remote.side(),
+                             {.heads = heads, .first_layer = layer, .layers = layers}, move_.tokens,
+                             direction, local_table, remote_table, pool);
       EXPECT_OK(list);
       if (!list.ok()) return false;
       CopySlices(*list, local_table, remote_table, writes);
