@@ -204,6 +204,22 @@ class Agent {
   // that this agent or a rank does not have. Other errors as for Write.
   absl::StatusOr<Transfer> WriteBlocks(std::span<const std::string> group, const KvBlocks& blocks,
                                        const KvOptions& options = {});
+  // Prepares to write these blocks layer by layer: does what a call of WriteBlocks does before it
+  // posts, once for all layers, and posts nothing. `blocks.first_layer` and `blocks.layers` bound
+  // the layers that may be written. Errors as for WriteBlocks.
+  absl::StatusOr<PreparedBlocks> PrepareBlocks(std::span<const std::string> group,
+                                               const KvBlocks& blocks);
+  // Writes `layers` layers, from `first_layer` of the model on, of prepared blocks: the same as
+  // WriteBlocks of these layers, at a fraction of the cost. The call hands the transfer to the
+  // thread that makes progress, and does not begin to send by itself; it does so only if no thread
+  // drives and none sleeps in the agent.
+  // Errors as for WriteBlocks, and: InvalidArgument: blocks of another agent, or layers that were
+  // not prepared. NotFound: a peer was removed, or a cache was deregistered. FailedPrecondition: a
+  // peer was replaced by a new incarnation, or a cache was registered anew; the message names it.
+  // In these cases nothing is written: prepare the blocks again. A change that this agent has not
+  // heard of fails the transfer, as with WriteBlocks.
+  absl::StatusOr<Transfer> WriteLayers(const PreparedBlocks& blocks, uint32_t first_layer,
+                                       uint32_t layers, const KvOptions& options = {});
   // Reads the part of a request that this worker needs out of the caches of the group.
   absl::StatusOr<Transfer> ReadBlocks(std::span<const std::string> group, const KvBlocks& blocks,
                                       const KvOptions& options = {});

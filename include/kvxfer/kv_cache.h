@@ -14,12 +14,21 @@
 //                                     .remote_ids = theirs, .tokens = 1000, .first_layer = 3,
 //                                     .layers = 1},
 //                      {.request = RequestName("request 7")});
+//
+// Example: all layers of it, each as soon as it is computed:
+//   const auto blocks = agent->PrepareBlocks(decode_ranks, {.cache = CacheName("kv"),
+//                                                           .local_ids = mine,
+//                                                           .remote_ids = theirs,
+//                                                           .tokens = 1000});
+//   if (!blocks.ok()) return blocks.status();
+//   agent->WriteLayers(*blocks, 3, 1, {.request = RequestName("request 7")});
 
 #ifndef KVXFER_KV_CACHE_H_
 #define KVXFER_KV_CACHE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -86,6 +95,28 @@ struct KvOptions {
   // order: ignored; a rank counts what arrives in whatever order.
   // user_word: one event for the group, however many ranks it has.
   TransferOptions transfer{};
+};
+
+namespace internal {
+struct KvPrepared;
+class KvPreparedAccess;
+}  // namespace internal
+
+// The blocks of one request in the caches of both sides, ready to be written layer by layer. All
+// that a layer does not change was looked up, checked and computed once, in Agent::PrepareBlocks;
+// Agent::WriteLayers then costs the calling thread no work per block.
+//
+// Thread-safety: immutable. Any number of threads may use it, and copies of it, at the same time.
+// Lifetime: a copy is a handle to the same blocks. They keep one copy of the ids, of 8 bytes for
+// each pair of blocks and each rank that takes part, until the last handle and the last transfer of
+// them is gone; however many layers are written. A handle may outlive the agent.
+class PreparedBlocks {
+ public:
+  PreparedBlocks() = default;  // no blocks: WriteLayers refuses it
+
+ private:
+  friend class internal::KvPreparedAccess;
+  std::shared_ptr<const internal::KvPrepared> prepared_;
 };
 
 enum class KvLeaseEnd : uint8_t {

@@ -124,6 +124,17 @@ absl::StatusOr<Transfer> Agent::WriteBlocks(std::span<const std::string> group,
   return ToHandle(
       impl_->engine->kv_transfers().Start(TransferKind::kWrite, group, blocks, options));
 }
+absl::StatusOr<PreparedBlocks> Agent::PrepareBlocks(std::span<const std::string> group,
+                                                    const KvBlocks& blocks) {
+  auto prepared = impl_->engine->kv_transfers().Prepare(group, blocks);
+  if (!prepared.ok()) return prepared.status();
+  return internal::KvPreparedAccess::Handle(*std::move(prepared));
+}
+absl::StatusOr<Transfer> Agent::WriteLayers(const PreparedBlocks& blocks, uint32_t first_layer,
+                                            uint32_t layers, const KvOptions& options) {
+  return ToHandle(impl_->engine->kv_transfers().WriteLayers(internal::KvPreparedAccess::Get(blocks),
+                                                            first_layer, layers, options));
+}
 absl::StatusOr<Transfer> Agent::ReadBlocks(std::span<const std::string> group,
                                            const KvBlocks& blocks, const KvOptions& options) {
   return ToHandle(impl_->engine->kv_transfers().Start(TransferKind::kRead, group, blocks, options));

@@ -17,6 +17,11 @@ DriveState::Step DriveState::Submit() {
   return {};
 }
 
+DriveState::Step DriveState::HandWork() {
+  if (sleeping_ && !borrowed_) return {.kick = true};
+  return Submit();
+}
+
 // The driver is awake and stops: a parked waiter becomes the driver, or nobody does.
 DriveState::Step DriveState::Vacate() {
   Step step;

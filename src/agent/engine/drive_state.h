@@ -8,6 +8,8 @@
 //  - A submitter becomes the driver if there is none. If the driver sleeps in epoll, the submitter
 //    borrows its place, posts, and returns the place. If the driver is awake, the submitter sets
 //    `pending_`, which the driver checks before it sleeps or leaves.
+//  - A thread that hands work over becomes the driver if there is none. If the driver sleeps, it
+//    wakes the driver, which then runs all commands.
 //  - A waiter (a thread in DriveUntil; the names with Driver mean one) becomes the driver if there
 //    is none, or replaces the background thread while that one sleeps. Otherwise it parks. A waiter
 //    that leaves hands driving to a parked waiter.
@@ -41,6 +43,7 @@ class DriveState {
   enum class Wakened : uint8_t { kOwner, kBorrowed, kLost };
 
   Step Submit();
+  Step HandWork();
   // `kick_sleeper`: the borrower changed something that the sleeper would not notice.
   Step LeaveSubmit(bool kick_sleeper);
 

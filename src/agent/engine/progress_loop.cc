@@ -166,15 +166,23 @@ void ProgressLoop::Follow(const DriveState::Step& step) {
 
 // If another thread drives, the command is marked and that thread runs it before it sleeps or
 // leaves.
-bool ProgressLoop::Submit(Command command) {
+bool ProgressLoop::Submit(Command command, While asleep) {
   bool borrowed = false;
   {
-    std::lock_guard lock(mu_);
+    std::unique_lock lock(mu_);
     if (!taking_) return false;
     commands_.push_back(std::move(command));
     commanded_.store(true, std::memory_order_release);
-    // While stopping, RunLastCommands runs it.
-    if (stopping_ || !drive_state_.Submit().entered) return true;
+    if (stopping_) return true;  // RunLastCommands runs it
+    const DriveState::Step step =
+        asleep == While::kDriverWakes ? drive_state_.HandWork() : drive_state_.Submit();
+    if (step.kick) {
+      // Without the lock, which the woken thread takes at once. If it is awake by then, or has lost
+      // its place, its next round or the new driver runs the command all the same.
+      lock.unlock();
+      Kick();
+    }
+    if (!step.entered) return true;
     borrowed = drive_state_.borrowed();
     TakeCommands();
   }

@@ -73,9 +73,14 @@ class ProgressLoop {
   // inside, and DriveUntil returns false at once.
   void Stop();
 
+  // Who runs a command, and sends what it leads to, while the driver sleeps.
+  enum class While : uint8_t {
+    kSubmitterDrives,  // this thread, in its place: it is done soonest
+    kDriverWakes,      // the driver: the caller pays for a wake-up at most
+  };
   // Accepts `command`, which runs soon on the driver; on this thread if nobody else drives. False:
   // the loop was stopped and did not accept it.
-  bool Submit(Command command);
+  bool Submit(Command command, While asleep = While::kSubmitterDrives);
   // Runs `command` on the driver and returns after it has run. False: the loop was stopped, and it
   // did not run.
   bool Call(absl::FunctionRef<void()> command);

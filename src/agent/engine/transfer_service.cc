@@ -86,8 +86,8 @@ absl::StatusOr<TransferPtr> TransferService::NewRecord(TransferKind kind,
   return record;
 }
 
-absl::Status TransferService::PostGroup(const TransferPtr& whole,
-                                        std::vector<TransferPtr> members) {
+absl::Status TransferService::PostGroup(const TransferPtr& whole, std::vector<TransferPtr> members,
+                                        ProgressLoop::While asleep) {
   std::vector<internal::TransferGroup::Member> names;
   for (const TransferPtr& member : members) {
     member->whole = whole;
@@ -102,9 +102,12 @@ absl::Status TransferService::PostGroup(const TransferPtr& whole,
     parts_.runtime->Publish(whole, {.state = TransferState::kDone});
     return absl::OkStatus();
   }
-  return Submit(whole, [this, members = std::move(members)] {
-    for (const TransferPtr& member : members) Enlist(member);
-  });
+  return Submit(
+      whole,
+      [this, members = std::move(members)] {
+        for (const TransferPtr& member : members) Enlist(member);
+      },
+      asleep);
 }
 
 absl::Status TransferService::NoPlaceForEnd() {
@@ -120,8 +123,9 @@ absl::Status TransferService::ReserveEnd(internal::TransferRecord& record) {
   return absl::OkStatus();
 }
 
-absl::Status TransferService::Submit(const TransferPtr& handle, ProgressLoop::Command enlist) {
-  if (parts_.runtime->loop.Submit(std::move(enlist))) return absl::OkStatus();
+absl::Status TransferService::Submit(const TransferPtr& handle, ProgressLoop::Command enlist,
+                                     ProgressLoop::While asleep) {
+  if (parts_.runtime->loop.Submit(std::move(enlist), asleep)) return absl::OkStatus();
   if (handle->options.user_word.has_value()) {
     parts_.runtime->events.ReturnPlace(EndLane::kPosted);
   }

@@ -51,7 +51,9 @@ class TransferService {
                                         const std::shared_ptr<const PeerView>& view,
                                         TransferOptions options);
   // Posts `members` as `whole`, which gets its id here. It is done at once if there are none.
-  absl::Status PostGroup(const TransferPtr& whole, std::vector<TransferPtr> members);
+  // `asleep`: see ProgressLoop::Submit.
+  absl::Status PostGroup(const TransferPtr& whole, std::vector<TransferPtr> members,
+                         ProgressLoop::While asleep = ProgressLoop::While::kSubmitterDrives);
 
   // On the driver: hands a posted transfer to its peer.
   void Enlist(const TransferPtr& record);
@@ -69,7 +71,8 @@ class TransferService {
   absl::Status ReserveEnd(internal::TransferRecord& record);
   // Has the driver enlist what `handle` stands for. An error: the agent is closed, and nothing is
   // posted.
-  absl::Status Submit(const TransferPtr& handle, ProgressLoop::Command enlist);
+  absl::Status Submit(const TransferPtr& handle, ProgressLoop::Command enlist,
+                      ProgressLoop::While asleep = ProgressLoop::While::kSubmitterDrives);
   static absl::Status NoPlaceForEnd();
 
   const Parts parts_;

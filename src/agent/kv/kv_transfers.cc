@@ -1,6 +1,7 @@
 #include "src/agent/kv/kv_transfers.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -60,6 +61,18 @@ absl::StatusOr<KvRange> AskedFor(const KvBlocks& blocks, const KvModel& model) {
                                                  " on, and the model has ", model.layers));
 }
 
+// Some layers of a range that is prepared.
+absl::StatusOr<KvRange> LayersOf(const KvRange& prepared, uint32_t first, uint32_t count) {
+  const uint32_t end = prepared.first_layer + prepared.layers;
+  const uint32_t layers = count == kAllLayers && first < end ? end - first : count;
+  if (KvRangeWithin(first, layers, prepared.first_layer, prepared.layers)) {
+    return KvRange{.heads = prepared.heads, .first_layer = first, .layers = layers};
+  }
+  return absl::InvalidArgumentError(absl::StrCat("KV cache: ", layers, " layers from ", first,
+                                                 " on, and those from ", prepared.first_layer,
+                                                 " to ", end - 1, " are prepared"));
+}
+
 // kAnyOrder: the target counts heads and layers until a request is complete, in whatever order its
 // parts arrive.
 TransferOptions OptionsOf(const KvOptions& options) {
@@ -68,15 +81,26 @@ TransferOptions OptionsOf(const KvOptions& options) {
   return transfer;
 }
 
-KvPartFrame PartOf(const KvBlocks& blocks, const KvOptions& options, const KvShare& share,
-                   uint64_t cache_id) {
-  return {.cache = blocks.cache.text,
-          .cache_id = cache_id,
-          .request = options.request.text,
-          .blocks_hash = HashBlocks(blocks.remote_ids, blocks.remote_first_token, blocks.tokens),
-          .range = share.range,
-          .has_notification = options.transfer.notification.has_value(),
-          .notification = options.transfer.notification.value_or("")};
+// Makes a write one of the parts that the target collects as a request.
+void NameRequest(internal::TransferRecord& record, const std::string& cache, uint64_t cache_id,
+                 uint64_t blocks_hash, const KvRange& range, const KvOptions& options) {
+  if (options.request.empty()) return;
+  record.notice = Notice::kKvPart;
+  // A hash collision between two requests costs only parallelism: their transfers to one peer are
+  // sent one after the other.
+  record.layer_stream = HashRequest(cache, options.request.text);
+  record.options.notification =
+      Encode(KvPartFrame{.cache = cache,
+                         .cache_id = cache_id,
+                         .request = options.request.text,
+                         .blocks_hash = blocks_hash,
+                         .range = range,
+                         .has_notification = options.transfer.notification.has_value(),
+                         .notification = options.transfer.notification.value_or("")});
+}
+
+uint64_t HashOf(const KvBlocks& blocks) {
+  return HashBlocks(blocks.remote_ids, blocks.remote_first_token, blocks.tokens);
 }
 
 LeasedRead FetchOf(const KvBlocks& blocks, const KvOptions& options, const KvLayout& own,
@@ -104,36 +128,7 @@ std::vector<size_t> Unread(const KvLayout& own, std::span<const KvRank> group) {
 
 }  // namespace
 
-// The KV caches on both sides of a transfer.
-struct KvTransfers::Parties {
-  std::shared_ptr<const KvCacheTable> caches;  // of this agent
-  const KvCacheInfo* own = nullptr;
-  // One entry for each rank in the group.
-  std::vector<std::shared_ptr<const PeerView>> views{};
-  std::vector<const KvCacheInfo*> theirs{};
-  std::vector<KvRank> ranks{};
-};
-
-absl::StatusOr<KvTransfers::Parties> KvTransfers::FindParties(std::span<const std::string> group,
-                                                              std::string_view cache) const {
-  Parties parties{.caches = parts_.runtime->kv.table()};
-  const auto own = FindKvCache(*parties.caches, cache, kThisAgent);
-  if (!own.ok()) return own.status();
-  parties.own = *own;
-  for (const std::string& name : group) {
-    auto view = parts_.views->Find(name);
-    if (!view.ok()) return view.status();
-    const auto theirs = FindKvCache(*(*view)->kv_caches, cache, "peer " + name);
-    if (!theirs.ok()) return theirs.status();
-    parties.views.push_back(*std::move(view));
-    parties.theirs.push_back(*theirs);
-    parties.ranks.push_back({.peer = parties.views.back()->name, .layout = &(*theirs)->layout});
-  }
-  if (auto status = CheckKvGroup(parties.own->layout, parties.ranks); !status.ok()) return status;
-  return parties;
-}
-
-absl::StatusOr<TransferPtr> KvTransfers::NewMember(TransferKind kind, const Parties& parties,
+absl::StatusOr<TransferPtr> KvTransfers::NewMember(TransferKind kind, const KvParties& parties,
                                                    const KvShare& share, const KvBlocks& blocks,
                                                    const KvOptions& options) {
   auto member = parts_.transfers->NewRecord(kind, parties.views[share.rank], OptionsOf(options));
@@ -153,20 +148,14 @@ absl::StatusOr<TransferPtr> KvTransfers::NewMember(TransferKind kind, const Part
                            *record.remote, parts_.runtime->ids);
   if (!list.ok()) return Annotate(list.status(), "peer " + record.peer);
   record.blocks = *std::move(list);
-  if (!options.request.empty()) {
-    record.notice = Notice::kKvPart;
-    // A hash collision between two requests costs only parallelism: their transfers to one peer are
-    // sent one after the other.
-    record.layer_stream = HashRequest(blocks.cache.text, options.request.text);
-    record.options.notification =
-        Encode(PartOf(blocks, options, share, parties.theirs[share.rank]->id));
-  }
+  NameRequest(record, blocks.cache.text, parties.theirs[share.rank]->id, HashOf(blocks),
+              share.range, options);
   if (!options.lease.empty())
     record.fetch = FetchOf(blocks, options, own, *parties.theirs[share.rank]);
   return member;
 }
 
-absl::StatusOr<TransferPtr> KvTransfers::NewReaderOfNothing(const Parties& parties, size_t rank,
+absl::StatusOr<TransferPtr> KvTransfers::NewReaderOfNothing(const KvParties& parties, size_t rank,
                                                             const KvBlocks& blocks,
                                                             const KvOptions& options) {
   auto member =
@@ -177,13 +166,17 @@ absl::StatusOr<TransferPtr> KvTransfers::NewReaderOfNothing(const Parties& parti
   return member;
 }
 
-absl::StatusOr<TransferPtr> KvTransfers::Start(TransferKind kind,
-                                               std::span<const std::string> group,
-                                               const KvBlocks& blocks, const KvOptions& options) {
+absl::Status KvTransfers::CheckCall(TransferKind kind, const KvOptions& options) const {
   if (auto status = parts_.gate->CheckNotForked(); !status.ok()) return status;
   if (auto status = parts_.gate->CheckTakesWork(); !status.ok()) return status;
   if (auto status = CheckKvOptions(kind, options); !status.ok()) return status;
-  if (auto status = parts_.transfers->CheckOptions(OptionsOf(options)); !status.ok()) return status;
+  return parts_.transfers->CheckOptions(options.transfer);
+}
+
+absl::StatusOr<TransferPtr> KvTransfers::Start(TransferKind kind,
+                                               std::span<const std::string> group,
+                                               const KvBlocks& blocks, const KvOptions& options) {
+  if (auto status = CheckCall(kind, options); !status.ok()) return status;
   const auto parties = FindParties(group, blocks.cache.text);
   if (!parties.ok()) return parties.status();
   const KvLayout& own = parties->own->layout;
@@ -210,13 +203,96 @@ absl::StatusOr<TransferPtr> KvTransfers::Start(TransferKind kind,
       members.push_back(*std::move(member));
     }
   }
-  return Post(kind, std::move(members), options);
+  return Post(kind, std::move(members), options, ProgressLoop::While::kSubmitterDrives);
+}
+
+absl::StatusOr<std::shared_ptr<const internal::KvPrepared>> KvTransfers::Prepare(
+    std::span<const std::string> group, const KvBlocks& blocks) const {
+  if (auto status = parts_.gate->CheckNotForked(); !status.ok()) return status;
+  auto parties = FindParties(group, blocks.cache.text);
+  if (!parties.ok()) return parties.status();
+  const KvCacheInfo& own = *parties->own;
+  const auto asked = AskedFor(blocks, own.layout.model());
+  if (!asked.ok()) return asked.status();
+  auto prepared = std::make_shared<internal::KvPrepared>();
+  prepared->agent = parts_.runtime->incarnation;
+  prepared->cache = blocks.cache.text;
+  prepared->local = parts_.runtime->memory.table();
+  prepared->range = *asked;
+  prepared->blocks_hash = HashOf(blocks);
+  for (const KvShare& share : KvShares(own.layout, parties->ranks, Direction::kWrite, *asked)) {
+    const KvCacheInfo& theirs = *parties->theirs[share.rank];
+    const PeerView& peer = *parties->views[share.rank];
+    auto lists = KvLayerLists::Make({.layout = &own.layout,
+                                     .tensors = own.tensors,
+                                     .ids = blocks.local_ids,
+                                     .first_token = blocks.local_first_token},
+                                    {.layout = &theirs.layout,
+                                     .tensors = theirs.tensors,
+                                     .ids = blocks.remote_ids,
+                                     .first_token = blocks.remote_first_token},
+                                    share.range, blocks.tokens, Direction::kWrite, *prepared->local,
+                                    *peer.regions);
+    if (!lists.ok()) return Annotate(lists.status(), "peer " + peer.name);
+    prepared->members.push_back({.share = share, .lists = *std::move(lists)});
+  }
+  prepared->parties = *std::move(parties);
+  return prepared;
+}
+
+absl::StatusOr<TransferPtr> KvTransfers::NewLayerMember(const internal::KvPrepared& prepared,
+                                                        const internal::KvPrepared::Member& member,
+                                                        const KvRange& range,
+                                                        const KvOptions& options) {
+  const KvParties& parties = prepared.parties;
+  const size_t rank = member.share.rank;
+  absl::Status same = parties.CheckRank(rank, *parts_.views, prepared.cache);
+  if (!same.ok()) return same;
+  auto made =
+      parts_.transfers->NewRecord(TransferKind::kWrite, parties.views[rank], OptionsOf(options));
+  if (!made.ok()) return made;
+  internal::TransferRecord& record = **made;
+  record.local = prepared.local;
+  auto list = member.lists.List(range.first_layer, range.layers);
+  if (!list.ok()) return Annotate(list.status(), "peer " + record.peer);
+  record.blocks = *std::move(list);
+  NameRequest(record, prepared.cache, parties.theirs[rank]->id, prepared.blocks_hash, range,
+              options);
+  return made;
+}
+
+absl::StatusOr<TransferPtr> KvTransfers::WriteLayers(const internal::KvPrepared* prepared,
+                                                     uint32_t first_layer, uint32_t layers,
+                                                     const KvOptions& options) {
+  if (auto status = CheckCall(TransferKind::kWrite, options); !status.ok()) return status;
+  if (prepared == nullptr || prepared->agent != parts_.runtime->incarnation) {
+    return absl::InvalidArgumentError("WriteLayers takes blocks that this agent has prepared");
+  }
+  const auto asked = LayersOf(prepared->range, first_layer, layers);
+  if (!asked.ok()) return asked.status();
+  absl::Status same = prepared->parties.CheckOwn(parts_.runtime->kv, prepared->cache);
+  if (!same.ok()) return same;
+  std::vector<TransferPtr> members;
+  members.reserve(prepared->members.size());
+  for (const internal::KvPrepared::Member& member : prepared->members) {
+    const KvRange range = Intersection(*asked, member.share.range);
+    if (range.empty()) continue;
+    auto made = NewLayerMember(*prepared, member, range, options);
+    if (!made.ok()) return made.status();
+    members.push_back(*std::move(made));
+  }
+  // A layer that is not ready has nothing to send, so it is worth no wake-up.
+  const std::atomic<uint32_t>* const ready = options.transfer.ready;
+  const bool sends = ready == nullptr || ready->load(std::memory_order_relaxed) != 0;
+  return Post(TransferKind::kWrite, std::move(members), options,
+              sends ? ProgressLoop::While::kDriverWakes : ProgressLoop::While::kSubmitterDrives);
 }
 
 // Posts the members as one transfer. If no rank of the group holds any of these blocks, nothing
 // moves.
 absl::StatusOr<TransferPtr> KvTransfers::Post(TransferKind kind, std::vector<TransferPtr> members,
-                                              const KvOptions& options) {
+                                              const KvOptions& options,
+                                              ProgressLoop::While asleep) {
   const auto after = cuda::StreamPoint::Take(options.transfer.after, options.transfer.after_event);
   if (!after.ok()) return after.status();
   for (const TransferPtr& member : members) member->after = *after;
@@ -225,7 +301,7 @@ absl::StatusOr<TransferPtr> KvTransfers::Post(TransferKind kind, std::vector<Tra
   whole->options = OptionsOf(options);
   // Makes Transfer::delivery report kPending until the end.
   if (!options.request.empty()) whole->options.notification.emplace();
-  if (auto status = parts_.transfers->PostGroup(whole, std::move(members)); !status.ok()) {
+  if (auto status = parts_.transfers->PostGroup(whole, std::move(members), asleep); !status.ok()) {
     return status;
   }
   return whole;

@@ -6,6 +6,7 @@
 #ifndef KVXFER_AGENT_KV_KV_TRANSFERS_H_
 #define KVXFER_AGENT_KV_KV_TRANSFERS_H_
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,6 +20,7 @@
 #include "src/agent/engine/peer_views.h"
 #include "src/agent/engine/runtime.h"
 #include "src/agent/engine/transfer_service.h"
+#include "src/agent/kv/kv_parties.h"
 #include "src/core/kv/kv_group.h"
 
 namespace kvxfer {
@@ -37,20 +39,32 @@ class KvTransfers {
   // See Agent::WriteBlocks and ReadBlocks.
   absl::StatusOr<TransferPtr> Start(TransferKind kind, std::span<const std::string> group,
                                     const KvBlocks& blocks, const KvOptions& options);
+  // See Agent::PrepareBlocks and WriteLayers. `prepared` may be null: no blocks.
+  absl::StatusOr<std::shared_ptr<const internal::KvPrepared>> Prepare(
+      std::span<const std::string> group, const KvBlocks& blocks) const;
+  absl::StatusOr<TransferPtr> WriteLayers(const internal::KvPrepared* prepared,
+                                          uint32_t first_layer, uint32_t layers,
+                                          const KvOptions& options);
 
  private:
-  struct Parties;
-  absl::StatusOr<Parties> FindParties(std::span<const std::string> group,
-                                      std::string_view cache) const;
+  absl::Status CheckCall(TransferKind kind, const KvOptions& options) const;
+  absl::StatusOr<KvParties> FindParties(std::span<const std::string> group,
+                                        std::string_view cache) const {
+    return KvParties::Find(parts_.runtime->kv, *parts_.views, group, cache);
+  }
   // The member transfer that moves one rank's share of the blocks.
-  absl::StatusOr<TransferPtr> NewMember(TransferKind kind, const Parties& parties,
+  absl::StatusOr<TransferPtr> NewMember(TransferKind kind, const KvParties& parties,
                                         const KvShare& share, const KvBlocks& blocks,
                                         const KvOptions& options);
+  // The one that moves its share of some layers of prepared blocks.
+  absl::StatusOr<TransferPtr> NewLayerMember(const internal::KvPrepared& prepared,
+                                             const internal::KvPrepared::Member& member,
+                                             const KvRange& range, const KvOptions& options);
   // The one that only notifies a rank that its blocks are not needed.
-  absl::StatusOr<TransferPtr> NewReaderOfNothing(const Parties& parties, size_t rank,
+  absl::StatusOr<TransferPtr> NewReaderOfNothing(const KvParties& parties, size_t rank,
                                                  const KvBlocks& blocks, const KvOptions& options);
   absl::StatusOr<TransferPtr> Post(TransferKind kind, std::vector<TransferPtr> members,
-                                   const KvOptions& options);
+                                   const KvOptions& options, ProgressLoop::While asleep);
 
   const Parts parts_;
 };

@@ -25,6 +25,7 @@ constexpr int kMaxThreads = 3;
 enum class At : uint8_t {
   kStart,
   kPushed,    // submitter: command queued, not yet at the seat
+  kKicks,     // submitter that hands work over: about to wake the sleeper, without the lock
   kInside,    // has the seat, awake: drains, handles events
   kChecked,   // drained and found nothing to do: about to sleep
   kAsleep,    // in epoll
@@ -58,6 +59,7 @@ struct Model {
 struct Size {
   int submitters;
   int drivers;
+  bool hands = false;  // the last submitter hands its work over
 };
 
 class Explorer {
@@ -141,20 +143,28 @@ class Explorer {
     m.kick = m.kick && (m.state.background_leaving() || m.state.sleeping());
   }
 
-  // The first only posts; the others make a round, as Progress does.
+  // The first only posts; the others make a round, as Progress does. Who hands work over only posts
+  // too, if it drives at all.
   void Submitter(Model& m, size_t i) {
     Thread& t = m.submitters[i];
+    const bool hands = size_.hands && i + 1 == static_cast<size_t>(size_.submitters);
     switch (t.at) {
       case At::kStart:
         ++m.queued;
         t.at = At::kPushed;
         return;
-      case At::kPushed:
-        t.at = m.state.Submit().entered ? At::kInside : At::kGone;
+      case At::kPushed: {
+        const DriveState::Step step = hands ? m.state.HandWork() : m.state.Submit();
+        t.at = step.entered ? At::kInside : step.kick ? At::kKicks : At::kGone;
+        return;
+      }
+      case At::kKicks:
+        m.kick = true;
+        t.at = At::kGone;
         return;
       case At::kInside:
         m.queued = 0;
-        if (i > 0) {
+        if (i > 0 && !hands) {
           TakeKick(m);
           Work(m);
         }
@@ -322,10 +332,13 @@ TEST_P(DriveStateModel, NoLostWakeUpAndOneInside) {
 INSTANTIATE_TEST_SUITE_P(Small, DriveStateModel,
                          ::testing::Values(Size{0, 1}, Size{1, 0}, Size{1, 1}, Size{2, 0},
                                            Size{2, 1}, Size{1, 2}, Size{3, 1}, Size{2, 2},
-                                           Size{0, 3}, Size{1, 3}),
+                                           Size{0, 3}, Size{1, 3}, Size{1, 0, true},
+                                           Size{1, 1, true}, Size{2, 1, true}, Size{1, 2, true},
+                                           Size{3, 1, true}, Size{2, 2, true}, Size{1, 3, true}),
                          [](const auto& info) {
                            return std::to_string(info.param.submitters) + "Submitters" +
-                                  std::to_string(info.param.drivers) + "Drivers";
+                                  std::to_string(info.param.drivers) + "Drivers" +
+                                  (info.param.hands ? "WorkIsHandedOver" : "");
                          });
 
 }  // namespace
