@@ -65,6 +65,35 @@ TransferHandle WriteBlocks(const Handle& agent, const std::vector<std::string>& 
       ready, after.event_object};
 }
 
+PreparedBlocks PrepareBlocks(const Handle& agent, const std::vector<std::string>& group,
+                             const std::string& cache, const py::object& local_ids,
+                             const py::object& remote_ids, uint64_t tokens,
+                             uint64_t local_first_token, uint64_t remote_first_token,
+                             uint32_t first_layer, std::optional<uint32_t> layers) {
+  const Ids ours(local_ids, "local_ids");
+  const Ids theirs(remote_ids, "remote_ids");
+  const KvBlocks blocks = ToBlocks(cache, ours, theirs, tokens, local_first_token,
+                                   remote_first_token, first_layer, layers);
+  return Value(agent->Call([&](Agent& inside) { return inside.PrepareBlocks(group, blocks); }));
+}
+
+TransferHandle WriteLayers(const Handle& agent, const PreparedBlocks& blocks, uint32_t first_layer,
+                           std::optional<uint32_t> layers, const std::string& request,
+                           const py::object& notification, double deadline, int priority,
+                           const std::string& backend, const std::shared_ptr<ReadyFlag>& ready,
+                           const py::object& stream, const py::object& event,
+                           std::optional<uint64_t> user_word) {
+  agent->CheckMemory();
+  const StreamOrder after = ToStreamOrder(stream, event);
+  KvOptions options =
+      ToKvOptions(notification, deadline, priority, backend, ready.get(), after, user_word);
+  options.request = RequestName(request);
+  return {agent, Value(agent->Call([&](Agent& inside) {
+            return inside.WriteLayers(blocks, first_layer, layers.value_or(kAllLayers), options);
+          })),
+          ready, after.event_object};
+}
+
 TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& group,
                           const std::string& cache, const py::object& local_ids,
                           const py::object& remote_ids, uint64_t tokens, uint64_t local_first_token,
@@ -112,6 +141,18 @@ void BindRequests(AgentClass& agent) {
            py::arg("stream") = py::none(), py::arg("event") = py::none(),
            py::arg("user_word") = py::none(),
            "What of the request this worker has and the group needs, into the group's caches.")
+      .def("prepare_blocks", &PrepareBlocks, py::arg("group"), py::arg("cache"),
+           py::arg("local_ids"), py::arg("remote_ids"), py::arg("tokens"), py::kw_only(),
+           py::arg("local_first_token") = 0, py::arg("remote_first_token") = 0,
+           py::arg("first_layer") = 0, py::arg("layers") = py::none(),
+           "Does once what write_blocks does for each layer of a request, and posts nothing.")
+      .def("write_layers", &WriteLayers, py::arg("blocks"), py::arg("first_layer"),
+           py::arg("layers") = 1, py::kw_only(), py::arg("request") = "",
+           py::arg("notification") = py::none(), py::arg("deadline") = 30.0,
+           py::arg("priority") = 0, py::arg("backend") = "", py::arg("ready") = py::none(),
+           py::arg("stream") = py::none(), py::arg("event") = py::none(),
+           py::arg("user_word") = py::none(),
+           "Writes layers of prepared blocks; None: all prepared ones from first_layer on.")
       .def("read_blocks", &ReadBlocks, py::arg("group"), py::arg("cache"), py::arg("local_ids"),
            py::arg("remote_ids"), py::arg("tokens"), py::kw_only(),
            py::arg("local_first_token") = 0, py::arg("remote_first_token") = 0,

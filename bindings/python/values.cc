@@ -129,6 +129,8 @@ void BindPeerValues(py::module_& module) {
 }
 
 void BindKvValues(py::module_& module) {
+  py::class_<PreparedBlocks>(module, "PreparedBlocks",
+                             "Blocks of one request at both sides, for Agent.write_layers.");
   py::class_<KvEvent>(module, "KvEvent")
       .def_property_readonly("kind", [](const KvEvent& e) { return NameOf(e.kind); })
       .def_property_readonly("name", [](const KvEvent& e) { return Text(NameIn(e)); })

@@ -582,6 +582,12 @@ class _AgentOptions(TypedDict, total=False):
     staging_bytes: int
     backend: Mapping[str, Mapping[str, str | float | bool | Sequence[str]]]
 
+@final
+class PreparedBlocks(_Given):
+    """The blocks of one request at both sides, made by ``Agent.prepare_blocks`` for
+    ``Agent.write_layers``. Threads may share it. It keeps one copy of the ids, however many layers
+    are written, and may outlive its agent. Immutable."""
+
 # --- The agent ------------------------------------------------------------------------------------
 
 class Agent(_Bound):
@@ -891,6 +897,46 @@ class Agent(_Bound):
         InvalidArgument: the group is not every rank of one instance of this model, once; ids or
         layers out of range. NotFound: peer or cache. FailedPrecondition: a rank does not take it,
         and why. Else as ``write``."""
+    def prepare_blocks(
+        self,
+        group: Sequence[str],
+        cache: str,
+        local_ids: _Ids,
+        remote_ids: _Ids,
+        tokens: int,
+        *,
+        local_first_token: int = 0,
+        remote_first_token: int = 0,
+        first_layer: int = 0,
+        layers: int | None = None,
+    ) -> PreparedBlocks:
+        """Looks up the group and its caches, checks the ids and computes where their bytes go, once
+        for all layers that ``write_layers`` then writes. Posts nothing. Arguments and errors as for
+        ``write_blocks``; ``first_layer`` and ``layers`` bound the layers that may be written."""
+    def write_layers(
+        self,
+        blocks: PreparedBlocks,
+        first_layer: int,
+        layers: int | None = 1,
+        *,
+        request: str = "",
+        notification: _Bytes | None = None,
+        deadline: float = 30.0,
+        priority: int = 0,
+        backend: str = "",
+        ready: ReadyFlag | None = None,
+        stream: _Stream | None = None,
+        event: _Event | None = None,
+        user_word: int | None = None,
+    ) -> Transfer:
+        """The same as ``write_blocks`` of these layers (None: all prepared ones from ``first_layer``
+        on), at a cost that does not depend on the number of blocks. The thread that makes progress
+        sends.
+
+        InvalidArgument: blocks of another agent, or layers that were not prepared. NotFound: a peer
+        was removed, or a cache was deregistered. FailedPrecondition: a peer restarted, or a cache
+        was registered anew. Nothing is written then: prepare the blocks again. Else as
+        ``write_blocks``."""
     def read_blocks(
         self,
         group: Sequence[str],

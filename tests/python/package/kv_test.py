@@ -94,6 +94,43 @@ def test_layer_by_layer(workers: tuple[Worker, list[Worker]]) -> None:
     assert equal(prefill, decode, [0], [2])
 
 
+def test_layers_of_prepared_blocks(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, decode = workers
+    group = [worker.agent.name for worker in decode]
+    ours, theirs = [3, 5], np.array([7, 1], np.int64)
+    blocks = prefill.agent.prepare_blocks(group, "kv", ours, theirs, 2 * TOKENS)
+    theirs[:] = 0  # read by that call alone
+    flag = kvxfer.ReadyFlag()
+    most = prefill.agent.write_layers(blocks, 1, None, request="r", notification=b"token")
+    held = prefill.agent.write_layers(blocks, 0, request="r", notification=b"token", ready=flag)
+    most.wait(5)
+    assert not held.done()
+    flag.set()
+    held.wait(5)
+    for worker in decode:
+        told = worker.agent.wait_notification(5)
+        assert (told.request, told.payload) == ("r", b"token")
+    assert equal(prefill, decode, ours, [7, 1])
+
+
+def test_what_is_not_there_any_more_is_named(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, decode = workers
+    group = [worker.agent.name for worker in decode]
+    with pytest.raises(kvxfer.InvalidArgument, match="ids"):
+        prefill.agent.prepare_blocks(group, "kv", [BLOCKS], [0], TOKENS)
+    blocks = prefill.agent.prepare_blocks(group, "kv", [0], [2], TOKENS, first_layer=1, layers=1)
+    with pytest.raises(kvxfer.InvalidArgument, match="1 to 1 are prepared"):
+        prefill.agent.write_layers(blocks, 0)
+    with pytest.raises(kvxfer.InvalidArgument, match="this agent has prepared"):
+        decode[0].agent.write_layers(blocks, 1)
+    with pytest.raises(TypeError):
+        kvxfer.PreparedBlocks()  # type: ignore[call-arg]
+    decode[1].agent.deregister_kv_cache("kv")
+    know(prefill.agent, decode[1].agent)
+    with pytest.raises(kvxfer.NotFound, match=decode[1].agent.name):
+        prefill.agent.write_layers(blocks, 1)
+
+
 def test_a_lease_is_fetched(workers: tuple[Worker, list[Worker]]) -> None:
     prefill, decode = workers
     prefill.agent.lease_blocks("kv", "lease 1", np.array([4, 6], np.uint32), hold=30)

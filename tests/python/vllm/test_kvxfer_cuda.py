@@ -130,7 +130,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     engines: list[_Engine] = []
     before = hooks().kvxfer_standin_default_stream_uses()
     monkeypatch.setattr(kvxfer.vllm.worker, "get_tensor_model_parallel_rank", lambda: 0)
-    for name in ("read_blocks", "write_blocks"):
+    for name in ("read_blocks", "write_blocks", "write_layers"):
         monkeypatch.setattr(kvxfer.Agent, name, _recorded(getattr(kvxfer.Agent, name), engines))
     # What vLLM launches kernels into.
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: engines[device.index].stream)

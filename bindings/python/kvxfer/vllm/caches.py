@@ -156,7 +156,7 @@ class RegisteredCaches:
         first: int,
         last: int,
     ) -> dict[str, Any]:
-        """What read_blocks and write_blocks take for tokens ``first`` to ``last`` of a request."""
+        """What read_blocks and prepare_blocks take for a request's tokens from ``first`` to ``last``."""
         unit = self._unit_tokens[group]
         span = Span.of(first, last, unit)
         our_block_tokens = self.kernel_block_tokens[group]

@@ -47,12 +47,12 @@ class LayerWrites:
         self._layers.begin(is_microbatched())
 
     def add(self, layer: str, lease: str, push: Push, what: dict[str, Any]) -> None:
-        """``what``: arguments of write_blocks. Raises what write_blocks raises."""
+        """``what``: arguments of write_layers. Raises what write_layers raises."""
         flag = kvxfer.ReadyFlag() if self._stream() is None else None
         if flag is None:
             push.unposted += 1
         else:
-            push.transfers.append(self._agent.write_blocks(**what, ready=flag))
+            push.transfers.append(self._agent.write_layers(**what, ready=flag))
         self._computing[lease] = push
         self._waiting.setdefault(layer, []).append(_Layer(lease, push, what, flag))
 
@@ -98,7 +98,7 @@ class LayerWrites:
             return
         after = {"stream": self._stream()} if event is None else {"event": event}
         try:
-            push.transfers.append(self._agent.write_blocks(**layer.what, **after))
+            push.transfers.append(self._agent.write_layers(**layer.what, **after))
         except (kvxfer.Error, ValueError, TypeError, OverflowError) as error:
             self._fail(layer.lease, push, str(error))
 

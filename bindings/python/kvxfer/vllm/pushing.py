@@ -308,17 +308,20 @@ class Pushing:
         what = self._caches.between(index, ours, theirs, offer.block_tokens[index], first, last)
         if what["local_first_token"] < 0:
             raise ValueError("a block that decode needs of a sliding window was freed")
-        what |= {
+        how = {
             "request": f"{write.lease}#{write.number}",
             "notification": ARRIVAL.pack(index, last - first),
             "deadline": self._settings.timeout,
         }
-        stream = self._caches.stream()
         if not write.computing:
-            push.transfers.append(self._agent.write_blocks(offer.names, **what, stream=stream))
+            stream = self._caches.stream()
+            push.transfers.append(
+                self._agent.write_blocks(offer.names, **what, **how, stream=stream)
+            )
             return
+        blocks = self._agent.prepare_blocks(offer.names, **what)
         for number, layer in enumerate(self._groups[index].layers):
-            of_layer = what | {"group": offer.names, "first_layer": number, "layers": 1}
+            of_layer = how | {"blocks": blocks, "first_layer": number}
             self._layers.add(layer, write.lease, push, of_layer)
 
     def _look_at_transfers(self, lease: str, push: Push) -> None:
