@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kvxfer/log.h"
+#include "tests/support/layer_path.h"
 #include "tests/support/null_device.h"
 #include "tests/support/send_path.h"
 
@@ -20,6 +21,11 @@ __attribute__((noinline)) void kvxfer_counted(kvxfer::testing::SendPath& path,
                                               const kvxfer::TransferOptions& options,
                                               absl::Status& end) {
   end = path.Send(options);
+}
+// One layer of a request.
+__attribute__((noinline)) void kvxfer_counted_layer(kvxfer::testing::LayerPath& path,
+                                                    uint32_t layer, absl::Status& status) {
+  status = path.Write(layer);
 }
 }
 
@@ -64,6 +70,24 @@ absl::Status Run(const SendPathShape& shape, int transfers, bool notify) {
   return absl::OkStatus();
 }
 
+absl::Status RunLayers(const LayerPathShape& shape, int requests) {
+  auto path = LayerPath::Create(shape);
+  if (!path.ok()) return path.status();
+  constexpr int kWarmUp = 4;
+  for (int i = -kWarmUp; i < requests; ++i) {
+    if (auto status = (*path)->Begin(); !status.ok()) return status;
+    if (i == 0) kvxfer_count_from();
+    for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+      absl::Status status;
+      kvxfer_counted_layer(**path, layer, status);
+      if (!status.ok()) return status;
+    }
+    if (auto status = (*path)->Finish(); !status.ok()) return status;
+  }
+  kvxfer_count_to();
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Writes blocks by their ids over a backend that moves nothing.", "send_path");
   SendPathShape shape;
@@ -77,9 +101,18 @@ int Main(int argc, char** argv) {
   app.add_option("--idle-peers", shape.idle_peers, "Further peers of both agents, which do nothing")
       ->check(CLI::Range(0, 10'000));
   app.add_flag("--notify", notify, "Each with a notification, which the target takes");
+  uint32_t layers = 0;
+  bool plain = false;
+  app.add_option("--layers", layers,
+                 "Transfers are requests of so many layers, each written by itself")
+      ->check(CLI::Range(1, 1024));
+  app.add_flag("--plain", plain, "Their blocks are not prepared");
   CLI11_PARSE(app, argc, argv);
   SetLogLevel(LogLevel::kError);  // that a peer goes is no news here
-  const absl::Status status = Run(shape, transfers, notify);
+  const absl::Status status =
+      layers == 0
+          ? Run(shape, transfers, notify)
+          : RunLayers({.layers = layers, .blocks = shape.ids, .prepared = !plain}, transfers);
   if (status.ok()) return 0;
   std::fprintf(stderr, "send_path: %s\n", std::string(status.message()).c_str());
   return 1;

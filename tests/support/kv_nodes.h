@@ -58,6 +58,8 @@ class KvNode {
   // the memory's making has not put there. Remembers what it found.
   bool Holds(const KvPlace& place, uint8_t salt, uint32_t first_layer = 0,
              uint32_t layers = kAllLayers);
+  // The cache must be deregistered before.
+  absl::Status DeregisterMemory() { return node_.agent->DeregisterMemory(node_.region); }
   // Makes an end of the agent only, as if its process had died.
   void Kill() { node_.agent.reset(); }
 

@@ -19,8 +19,16 @@ namespace {
 
 constexpr Duration kLong = std::chrono::minutes(5);  // also under valgrind
 
-// Connects `from` to `to`. What it calls it.
-absl::StatusOr<std::string> Connect(Agent& from, const Agent& to) {
+}  // namespace
+
+std::vector<uint32_t> PermutedIds(uint32_t ids, uint32_t seed) {
+  std::vector<uint32_t> all(ids);
+  std::iota(all.begin(), all.end(), 0u);
+  std::shuffle(all.begin(), all.end(), std::mt19937(seed));
+  return all;
+}
+
+absl::StatusOr<std::string> ConnectNull(Agent& from, const Agent& to) {
   auto metadata = to.Metadata();
   if (!metadata.ok()) return metadata.status();
   auto peer = from.AddPeer(*metadata);
@@ -31,29 +39,19 @@ absl::StatusOr<std::string> Connect(Agent& from, const Agent& to) {
   return peer;
 }
 
-absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(std::string name, const MemorySpan& span,
-                                                 bool verbs) {
+absl::StatusOr<std::unique_ptr<Agent>> MakeNullAgent(std::string name, const MemorySpan& span,
+                                                     bool verbs, Duration spin) {
   AgentOptions options;
   options.name = std::move(name);
   options.backends = {verbs ? "verbs" : "null"};
   if (verbs) options.control = ControlCarrier::kTcp;
-  options.spin = Duration::zero();
+  options.spin = spin;
   auto agent = internal::AgentFactory::Create(options, verbs ? MakeNullVerbs : MakeNullBackend);
   if (!agent.ok()) return agent.status();
   auto region = (*agent)->RegisterMemory(span, Access::kReadWrite);
   if (!region.ok()) return region.status();
   return agent;
 }
-
-// Every id once, no two that follow each other in both lists.
-std::vector<uint32_t> Permuted(uint32_t ids, uint32_t seed) {
-  std::vector<uint32_t> all(ids);
-  std::iota(all.begin(), all.end(), 0u);
-  std::shuffle(all.begin(), all.end(), std::mt19937(seed));
-  return all;
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<SendPath>> SendPath::Create(const SendPathShape& shape) {
   std::unique_ptr<SendPath> path(new SendPath(shape));
@@ -76,19 +74,19 @@ absl::Status SendPath::Init() {
                         .stride = shape_.block_bytes,
                         .count = shape_.ids});
   }
-  local_ids_ = Permuted(shape_.ids, 1);
-  remote_ids_ = Permuted(shape_.ids, 2);
+  local_ids_ = PermutedIds(shape_.ids, 1);
+  remote_ids_ = PermutedIds(shape_.ids, 2);
 
   const MemorySpan span{.data = memory_, .bytes = memory_bytes_};
   for (auto [name, agent] : {std::pair{"source", &source_}, std::pair{"target", &target_}}) {
-    auto made = MakeAgent(name, span, shape_.verbs);
+    auto made = MakeNullAgent(name, span, shape_.verbs);
     if (!made.ok()) return made.status();
     *agent = *std::move(made);
   }
   for (uint32_t i = 0; i < shape_.idle_peers; ++i) {
     if (auto status = AddIdlePeer(span); !status.ok()) return status;
   }
-  auto peer = Connect(*source_, *target_);
+  auto peer = ConnectNull(*source_, *target_);
   if (!peer.ok()) return peer.status();
   peer_ = *std::move(peer);
   if (auto status = TakeNotification(); !status.ok()) return status;
@@ -96,11 +94,11 @@ absl::Status SendPath::Init() {
 }
 
 absl::Status SendPath::AddIdlePeer(const MemorySpan& span) {
-  auto made = MakeAgent(absl::StrCat("idle-", idle_.size()), span, shape_.verbs);
+  auto made = MakeNullAgent(absl::StrCat("idle-", idle_.size()), span, shape_.verbs);
   if (!made.ok()) return made.status();
   Agent& idle = *idle_.emplace_back(*std::move(made));
-  if (auto peer = Connect(*source_, idle); !peer.ok()) return peer.status();
-  if (auto peer = Connect(idle, *target_); !peer.ok()) return peer.status();
+  if (auto peer = ConnectNull(*source_, idle); !peer.ok()) return peer.status();
+  if (auto peer = ConnectNull(idle, *target_); !peer.ok()) return peer.status();
   return TakeNotification();
 }
 

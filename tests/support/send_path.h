@@ -29,6 +29,16 @@ struct SendPathShape {
   uint32_t idle_peers = 0;
 };
 
+// An agent over the null backend, or over verbs with a null device, with `span` registered. `spin`:
+// AgentOptions::spin.
+absl::StatusOr<std::unique_ptr<Agent>> MakeNullAgent(std::string name, const MemorySpan& span,
+                                                     bool verbs = false,
+                                                     Duration spin = Duration::zero());
+// Every id once; of two seeds, no two ids that follow each other in both lists.
+std::vector<uint32_t> PermutedIds(uint32_t ids, uint32_t seed);
+// Connects `from` to `to`, which gets a notification. What `from` calls it.
+absl::StatusOr<std::string> ConnectNull(Agent& from, const Agent& to);
+
 class SendPath {
  public:
   static absl::StatusOr<std::unique_ptr<SendPath>> Create(const SendPathShape& shape);
