@@ -52,9 +52,9 @@ absl::StatusOr<uint64_t> CancelWithin(Pair& pair, const BlockSet& blocks) {
 }
 
 void CancelAtAnyMoment(const Flavour& flavour, int rounds) {
-  // More than is on its way at once: over ucx that is 1 MiB, which no cancel overtakes.
-  const uint32_t ids = flavour.inner() == "ucx" ? 512 : 64;
-  const Shape shape{.block_bytes = 4096, .ids = ids, .layers = 1, .gap = 0, .paged = true};
+  // 2 MiB: more than is on its way at once (over ucx 1 MiB, which no cancel overtakes), and more
+  // than is copied in Write (over shm).
+  const Shape shape{.block_bytes = 4096, .ids = 512, .layers = 1, .gap = 0, .paged = true};
   const uint64_t part = shape.memory_bytes();
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, part * kPlaces));
   ASSERT_OK_AND_ASSIGN(
