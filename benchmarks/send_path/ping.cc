@@ -3,6 +3,7 @@
 // kvxfer_count_to. Each agent has a thread that writes one block with a notification, and waits for
 // the other's.
 
+#include <dlfcn.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 
@@ -28,24 +29,17 @@ __attribute__((noinline)) void kvxfer_count_to() { asm volatile(""); }
 // valgrind knows no pidfd_open. Both agents are this process, which lives as long as they do: a
 // descriptor that never becomes readable stands in.
 long syscall(long number, ...) {
+  using Raw = long (*)(long, ...);
+  static const auto raw = reinterpret_cast<Raw>(dlsym(RTLD_NEXT, "syscall"));
   va_list list;
   va_start(list, number);
-  register long a asm("rdi") = va_arg(list, long);
-  register long b asm("rsi") = va_arg(list, long);
-  register long c asm("rdx") = va_arg(list, long);
-  register long d asm("r10") = va_arg(list, long);
-  register long e asm("r8") = va_arg(list, long);
-  register long f asm("r9") = va_arg(list, long);
+  long arguments[6];
+  for (long& argument : arguments) argument = va_arg(list, long);
   va_end(list);
-  long result = number;
-  asm volatile("syscall"
-               : "+a"(result)
-               : "r"(a), "r"(b), "r"(c), "r"(d), "r"(e), "r"(f)
-               : "rcx", "r11", "memory");
-  if (result >= 0) return result;
-  if (number == SYS_pidfd_open && result == -ENOSYS) return eventfd(0, EFD_CLOEXEC);
-  errno = static_cast<int>(-result);
-  return -1;
+  const long result = raw(number, arguments[0], arguments[1], arguments[2], arguments[3],
+                          arguments[4], arguments[5]);
+  if (result >= 0 || number != SYS_pidfd_open || errno != ENOSYS) return result;
+  return eventfd(0, EFD_CLOEXEC);
 }
 }
 

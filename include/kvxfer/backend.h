@@ -121,9 +121,9 @@ struct Op {
   bool sole = false;
   uint32_t rail = 0;       // index in EndpointInfo::rails
   uint32_t immediate = 0;  // delivered after this op's bytes, if arrival is kImmediate
-  uint64_t id = 0;         // returned in the completion
+  uint64_t id = 0;         // returned in the completion event
   uint64_t transfer = 0;   // the transfer that Fence names; unique on the endpoint, never 0
-  BlockRange blocks{};     // what it points to stays valid until the completion
+  BlockRange blocks{};     // what it points to stays valid until the op has completed
 };
 
 // The number of bytes that one Post copies inside the call, at most.

@@ -81,12 +81,13 @@ struct AgentOptions {
   // Quiesce or DeregisterMemory, its fetch under a lease; and while a call of WaitLayers waits, of
   // every peer that has connected to this agent.
   Duration heartbeat = std::chrono::milliseconds(500);
-  // A peer that is silent for this long while something is awaited of it becomes suspect
-  // (PeerEventKind::kSuspect), at the latest this long after the wait began. It is not given up for
-  // that. Where this is less than two heartbeats, it takes up to two. While nothing is awaited, a
-  // connection that this agent made is pinged every ten heartbeats, but at least every 10 s; if the
-  // first ping is still unanswered when the second is due, the peer becomes suspect. Longer than
-  // `heartbeat`.
+  // A peer that is silent while something is awaited of it becomes suspect
+  // (PeerEventKind::kSuspect) at the latest after this long, of silence or of waiting, whichever is
+  // shorter; and up to 1.1 heartbeats earlier, for it may have stopped a heartbeat before a ping.
+  // It is not given up for that. Where this is less than two heartbeats, it takes up to two. While
+  // nothing is awaited, a connection that this agent made is pinged every ten heartbeats, but at
+  // least every 10 s; if the first ping is still unanswered when the second is due, the peer
+  // becomes suspect. Longer than `heartbeat`.
   Duration suspect_after = std::chrono::seconds(2);
   // For one attempt to connect. A peer that connects to this agent has the same time, but at least
   // 2 s, to say hello and to prove who it is. A peer that does not fence a failed rail within this

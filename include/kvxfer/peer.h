@@ -20,7 +20,7 @@ namespace kvxfer {
 
 enum class PeerEventKind : uint8_t {
   kJoined,   // the first connection to this incarnation is up
-  kSuspect,  // connected but silent: see AgentOptions::suspect_after. It may only have stopped
+  kSuspect,  // connected but silent, perhaps only stopped; see AgentOptions::suspect_after
   kLost,     // the connection is lost, or the peer's process has ended
   kBack,     // heard from again after kSuspect or kLost
 };

@@ -176,7 +176,7 @@ void ControlEndpoint::ReadControl() {
 }
 
 bool ControlEndpoint::ReceiveFrames(bool look) {
-  // The messages stay valid until the next Poll, so the stream is not filled again before.
+  // To fill the stream again would overwrite messages that this Poll has reported.
   if (MessagesReported()) return false;
   for (size_t frames = 0; frames < kMaxControlFrames;) {
     absl::StatusOr<std::optional<ControlStream::Frame>> frame = control_.Front();

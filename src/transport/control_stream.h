@@ -33,7 +33,7 @@ class ControlStream final : public Stream, private ReceiveSpace::User {
     std::span<const std::byte> payload;
   };
 
-  // It receives into `space`, which must exist as long as it is filled.
+  // The stream receives into `space`, which outlives every Fill.
   ControlStream(StreamClient* client, ReceiveSpace* space) : Stream(client), space_(space) {}
 
   // Releases the socket and forgets what it delivered; the next one starts at its first byte.

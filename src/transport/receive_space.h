@@ -42,8 +42,8 @@ class ReceiveSpace {
 
   // A turn begins. Everything that was lent or kept in the last one is gone after this call.
   void BeginTurn();
-  // Space of kReadBytes, until the next call. The user needs nothing more of what it has used in
-  // this turn, if nobody else has used any since.
+  // Space of kReadBytes, until the next call. If nobody else has used any since, it may be what
+  // this user has used in this turn, of which it must need nothing more.
   std::span<std::byte> Lend(const User* user);
   // `user` has put `bytes` into the space that it was lent; they stay until BeginTurn, which asks
   // the user to move out.

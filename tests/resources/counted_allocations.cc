@@ -53,6 +53,20 @@ void* operator new(size_t bytes, std::align_val_t alignment) {
 void* operator new[](size_t bytes, std::align_val_t alignment) {
   return kvxfer::testing::Allocate(bytes, static_cast<size_t>(alignment));
 }
+void* operator new(size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  return kvxfer::testing::Allocate(bytes);
+}
+void* operator new[](size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  return kvxfer::testing::Allocate(bytes);
+}
+void* operator new(size_t bytes, std::align_val_t alignment,
+                   const std::nothrow_t& /*tag*/) noexcept {
+  return kvxfer::testing::Allocate(bytes, static_cast<size_t>(alignment));
+}
+void* operator new[](size_t bytes, std::align_val_t alignment,
+                     const std::nothrow_t& /*tag*/) noexcept {
+  return kvxfer::testing::Allocate(bytes, static_cast<size_t>(alignment));
+}
 void operator delete(void* memory) noexcept { kvxfer::testing::Free(memory); }
 void operator delete[](void* memory) noexcept { kvxfer::testing::Free(memory); }
 void operator delete(void* memory, size_t /*bytes*/) noexcept { kvxfer::testing::Free(memory); }

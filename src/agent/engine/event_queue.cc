@@ -66,7 +66,7 @@ absl::StatusOr<int> EventQueue::Fd(AgentEventKinds kinds) {
   const absl::StatusOr<int> fd = spare_fd_ >= 0 ? std::exchange(spare_fd_, -1) : MakeFd();
   if (!fd.ok()) return fd.status();
   watchers_.push_back({.kinds = kinds, .fd = *fd});
-  OnTaken();
+  Settle();
   return *fd;
 }
 
@@ -117,7 +117,7 @@ void EventQueue::OnPushed(Lane lane) {
   Tell(queued_.load(std::memory_order_relaxed) | KindOf(lane));
 }
 
-void EventQueue::OnTaken() {
+void EventQueue::Settle() {
   AgentEventKinds queued = AgentEventKinds::kNone;
   for (size_t i = 0; i < kLanes; ++i) {
     const auto lane = static_cast<Lane>(i);
@@ -265,7 +265,7 @@ size_t EventQueue::Poll(std::span<AgentEvent> out, AgentEventKinds kinds) {
       if (oldest == UINT64_MAX) break;
       Take(from, out[count], credits);
     }
-    if (count > 0) OnTaken();
+    if (count > 0) Settle();
   }
   // Without the lock: the credit may need a round, which on_drained_ starts on this thread and
   // which may call Push.
@@ -302,7 +302,7 @@ void EventQueue::SetCallback(std::function<void(Notification)> callback) {
     Dispatch(std::move(notifications_.front().event));
     notifications_.pop_front();
   }
-  OnTaken();
+  Settle();
 }
 
 void EventQueue::SetCallback(std::function<void(const PeerEvent&)> callback) {

@@ -115,7 +115,7 @@ class EventQueue {
   void Take(Lane lane, AgentEvent& out, Credits& credits);
   TransferEnd TakeEnd(EndLane lane);
   void OnPushed(Lane lane);
-  void OnTaken();
+  void Settle();
   void Tell(AgentEventKinds queued);
   void Dispatch(Arrived arrived);
 

@@ -51,12 +51,12 @@ void Presence::Suspect(const std::string& peer, const Incarnation& incarnation, 
   Tell(it->first, PeerEventKind::kSuspect, absl::UnavailableError(Silence(heard, now)));
 }
 
-std::string Presence::SilenceOf(std::string_view peer, Time now) const {
+std::string Presence::SilenceOf(const std::string& peer, const Incarnation& incarnation,
+                                Time now) const {
   if (suspects_ == 0) return {};
-  for (const auto& [key, entry] : entries_) {
-    if (key.first == peer && entry.state == State::kSuspect) return Silence(entry.heard, now);
-  }
-  return {};
+  const auto it = entries_.find({peer, incarnation});
+  if (it == entries_.end() || it->second.state != State::kSuspect) return {};
+  return Silence(it->second.heard, now);
 }
 
 std::string Presence::Silent(Time now) const {

@@ -34,7 +34,7 @@ class Presence {
   void Heard(const std::string& peer, const Incarnation& incarnation);
   // For the error of what waits for a peer: what there is to say of its silence, as text for a
   // person; empty: it is not suspect.
-  std::string SilenceOf(std::string_view peer, Time now) const;
+  std::string SilenceOf(const std::string& peer, const Incarnation& incarnation, Time now) const;
   // The same of all peers: "peer a: ..., peer b: ...", a few of them.
   std::string Silent(Time now) const;
   // Drops the state of a peer that has no connection.

@@ -34,6 +34,9 @@ constexpr uint32_t kLookOften = 4;
 constexpr uint32_t kLookSeldom = 256;
 constexpr Duration kLookWithin = std::chrono::microseconds(20);
 constexpr Duration kLookAwake = std::chrono::milliseconds(1);
+// A driver that wakes by itself within this is not woken for work that is handed over: one that
+// looks at ready flags wakes as often.
+constexpr Duration kHandedWithin = std::chrono::microseconds(100);
 // Reading the clock costs as much as a round that finds nothing, so not every such round reads it.
 constexpr uint32_t kClockEvery = 8;
 
@@ -176,9 +179,10 @@ bool ProgressLoop::Submit(Command command, While asleep) {
     if (stopping_) return true;  // RunLastCommands runs it
     const DriveState::Step step =
         asleep == While::kDriverWakes ? drive_state_.HandWork() : drive_state_.Submit();
-    if (step.kick) {
+    if (step.kick && sleep_until_ > Now() + kHandedWithin) {
       // Without the lock, which the woken thread takes at once. If it is awake by then, or has lost
-      // its place, its next round or the new driver runs the command all the same.
+      // its place, its next round or the new driver runs the command all the same. A waiter that
+      // leaves as it wakes does not: then the background thread does, within a millisecond.
       lock.unlock();
       Kick();
     }

@@ -76,7 +76,7 @@ class ProgressLoop {
   // Who runs a command, and sends what it leads to, while the driver sleeps.
   enum class While : uint8_t {
     kSubmitterDrives,  // this thread, in its place: it is done soonest
-    kDriverWakes,      // the driver: the caller pays for a wake-up at most
+    kDriverWakes,      // the driver, within 0.1 ms: the caller pays for a wake-up at most
   };
   // Accepts `command`, which runs soon on the driver; on this thread if nobody else drives. False:
   // the loop was stopped and did not accept it.

@@ -45,11 +45,12 @@ absl::Status KvParties::CheckOwn(const KvRegistry& kv, std::string_view cache) c
 
 // Newer metadata may leave the cache as it is. Its regions are then those of the earlier metadata:
 // a region in which a cache lies cannot be deregistered.
-absl::Status KvParties::CheckRank(size_t rank, const PeerViews& now, std::string_view cache) const {
+absl::StatusOr<std::shared_ptr<const PeerView>> KvParties::CheckRank(size_t rank,
+                                                                     const PeerViews& now,
+                                                                     std::string_view cache) const {
   const PeerView& then = *views[rank];
-  const auto view = now.Find(then.name);
-  if (!view.ok()) return view.status();
-  if (*view == views[rank]) return absl::OkStatus();  // no newer metadata
+  auto view = now.Find(then.name);
+  if (!view.ok() || *view == views[rank]) return view;  // no newer metadata
   const std::string whose = "peer " + then.name;
   if ((*view)->incarnation != then.incarnation) {
     return absl::FailedPreconditionError(
@@ -59,7 +60,8 @@ absl::Status KvParties::CheckRank(size_t rank, const PeerViews& now, std::string
   }
   const auto found = FindKvCache(*(*view)->kv_caches, cache, whose);
   if (!found.ok()) return found.status();
-  return (*found)->id == theirs[rank]->id ? absl::OkStatus() : Anew(whose, cache);
+  if ((*found)->id != theirs[rank]->id) return Anew(whose, cache);
+  return view;
 }
 
 }  // namespace kvxfer

@@ -44,7 +44,10 @@ struct KvParties {
   // Whether the cache of this agent, or of a rank, is still the one that was found. NotFound: it is
   // gone. FailedPrecondition: another one, or another incarnation of the peer, is in its place.
   absl::Status CheckOwn(const KvRegistry& kv, std::string_view cache) const;
-  absl::Status CheckRank(size_t rank, const PeerViews& now, std::string_view cache) const;
+  // The peer's view of today, which counts its transfers: a peer that is removed and added again
+  // has another one.
+  absl::StatusOr<std::shared_ptr<const PeerView>> CheckRank(size_t rank, const PeerViews& now,
+                                                            std::string_view cache) const;
 };
 
 namespace internal {

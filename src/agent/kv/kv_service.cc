@@ -31,8 +31,9 @@ absl::Status KvService::WaitLayers(std::string_view cache, std::string_view requ
   if (auto status = CallGate::RefuseInCallback("WaitLayers"); !status.ok()) return status;
   const Time deadline = After(timeout);
   const auto watch = gate_->CallFor<absl::StatusOr<std::shared_ptr<KvRegistry::Watch>>>([&] {
+    const bool watched = runtime_->kv.watched();
     auto started = runtime_->kv.StartWatch(cache, request, layers);
-    if (started.ok()) inbound_->AwaitWriters();
+    if (started.ok() && !watched) inbound_->AwaitWriters();
     return started;
   });
   if (!watch.ok()) return watch.status();
@@ -48,7 +49,7 @@ absl::Status KvService::WaitLayers(std::string_view cache, std::string_view requ
   std::string silent;
   (void)gate_->Call([&] {
     runtime_->kv.EndWatch(cache, request, &watched);
-    silent = runtime_->presence.Silent(Now());
+    if (waited.ok() && !*waited) silent = runtime_->presence.Silent(Now());
   });
   if (!waited.ok()) return waited.status();
   const uint32_t ready = watched.ready.load(std::memory_order_acquire);

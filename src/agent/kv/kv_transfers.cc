@@ -1,7 +1,6 @@
 #include "src/agent/kv/kv_transfers.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -64,7 +63,7 @@ absl::StatusOr<KvRange> AskedFor(const KvBlocks& blocks, const KvModel& model) {
 // Some layers of a range that is prepared.
 absl::StatusOr<KvRange> LayersOf(const KvRange& prepared, uint32_t first, uint32_t count) {
   const uint32_t end = prepared.first_layer + prepared.layers;
-  const uint32_t layers = count == kAllLayers && first < end ? end - first : count;
+  const uint32_t layers = count == kAllLayers ? end - std::min(first, end) : count;
   if (KvRangeWithin(first, layers, prepared.first_layer, prepared.layers)) {
     return KvRange{.heads = prepared.heads, .first_layer = first, .layers = layers};
   }
@@ -246,13 +245,14 @@ absl::StatusOr<TransferPtr> KvTransfers::NewLayerMember(const internal::KvPrepar
                                                         const KvOptions& options) {
   const KvParties& parties = prepared.parties;
   const size_t rank = member.share.rank;
-  absl::Status same = parties.CheckRank(rank, *parts_.views, prepared.cache);
-  if (!same.ok()) return same;
-  auto made =
-      parts_.transfers->NewRecord(TransferKind::kWrite, parties.views[rank], OptionsOf(options));
+  const auto view = parties.CheckRank(rank, *parts_.views, prepared.cache);
+  if (!view.ok()) return view.status();
+  auto made = parts_.transfers->NewRecord(TransferKind::kWrite, *view, OptionsOf(options));
   if (!made.ok()) return made;
   internal::TransferRecord& record = **made;
+  // The tables that the lists index.
   record.local = prepared.local;
+  record.remote = parties.views[rank]->regions;
   auto list = member.lists.List(range.first_layer, range.layers);
   if (!list.ok()) return Annotate(list.status(), "peer " + record.peer);
   record.blocks = *std::move(list);
@@ -281,11 +281,7 @@ absl::StatusOr<TransferPtr> KvTransfers::WriteLayers(const internal::KvPrepared*
     if (!made.ok()) return made.status();
     members.push_back(*std::move(made));
   }
-  // A layer that is not ready has nothing to send, so it is worth no wake-up.
-  const std::atomic<uint32_t>* const ready = options.transfer.ready;
-  const bool sends = ready == nullptr || ready->load(std::memory_order_relaxed) != 0;
-  return Post(TransferKind::kWrite, std::move(members), options,
-              sends ? ProgressLoop::While::kDriverWakes : ProgressLoop::While::kSubmitterDrives);
+  return Post(TransferKind::kWrite, std::move(members), options, ProgressLoop::While::kDriverWakes);
 }
 
 // Posts the members as one transfer. If no rank of the group holds any of these blocks, nothing

@@ -417,7 +417,8 @@ std::string InboundHub::Pending(uint64_t token) const {
   for (const auto& [initiator, session] : sessions_) {
     if (!waiting->contains(session->local_id)) continue;
     if (++named > kNamed) continue;
-    const std::string silence = runtime_->presence.SilenceOf(session->name, Now());
+    const std::string silence =
+        runtime_->presence.SilenceOf(session->name, session->initiator, Now());
     absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
     if (!silence.empty()) absl::StrAppend(&pending, " (", silence, ")");
   }

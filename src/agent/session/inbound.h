@@ -166,6 +166,7 @@ struct InboundSession final : SessionHalf, private ReadyList::Member::User {
   // ReadyList::Member::User: sends what is due.
   void Pump(Time now) override;
   void DeliverPart(const ArrivalTracker::Delivered& sent);
+  void ForgetActions();
   void StartFence(const TargetSession::Fence& fence);
   // False, of both: there was no room for all of it.
   bool TellFencedRails();

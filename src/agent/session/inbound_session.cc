@@ -157,16 +157,25 @@ void InboundSession::StartFence(const TargetSession::Fence& fence) {
 void InboundSession::Act(absl::Status status) {
   while (status.ok() && !over() && transfers.has_actions()) {
     status = transfers.TakeActions(actions_);
-    Deliver(actions_.deliver);
-    if (!actions_.released.empty()) {
-      channel.Push(FrameType::kReleased, actions_.released);
-      for (uint64_t transfer : actions_.released.arrived) {
+    Deliver(actions_.tracked.deliver);
+    if (!actions_.tracked.released.empty()) {
+      channel.Push(FrameType::kReleased, actions_.tracked.released);
+      for (uint64_t transfer : actions_.tracked.released.arrived) {
         stages_->OnArrived(local_id, transfer);
       }
     }
     for (const TargetSession::Fence& fence : actions_.fences) StartFence(fence);
+    ForgetActions();
   }
   if (!status.ok()) Fail(status);
+}
+
+// What was delivered is counted nowhere any more, so nothing of it stays; the lists do, as long as
+// they are short.
+void InboundSession::ForgetActions() {
+  constexpr size_t kShort = 64;
+  actions_.clear();
+  if (actions_.tracked.deliver.capacity() > kShort) actions_.tracked.deliver.shrink_to_fit();
 }
 
 void InboundSession::Deliver(std::span<ArrivalTracker::Delivered> all) {

@@ -57,7 +57,7 @@ void Sender::Stop(Outbound& outbound) {
   DropPrepared(outbound);
 }
 
-void Sender::Post(Time now) {
+void Sender::Post(Time now, size_t most) {
   waits_ready_ = false;
   points_.BeginRound(now);
   if (sending_.empty()) return;
@@ -71,7 +71,7 @@ void Sender::Post(Time now) {
     while (end < sending_.size() && sending_[end]->record->options.priority == priority) ++end;
     size_t idle = 0;  // turns in a row that moved nothing
     while (idle < end - begin) {
-      if (done_.size() >= kMaxDone) return;
+      if (done_.size() >= most) return;
       Outbound* outbound = sending_[begin];
       const auto first = sending_.begin() + static_cast<std::ptrdiff_t>(begin);
       const bool posted = TakeTurn(*outbound, now);

@@ -42,11 +42,11 @@ class Sender {
   void Start(Outbound& outbound);
   // It ends: nothing more of it is posted.
   void Stop(Outbound& outbound);
-  // How many ops, each of kInlineCopyBytes at most, may be done in one call while others wait.
+  // How many ops, each of kInlineCopyBytes at most, may be done in a pass while others wait.
   static constexpr size_t kMaxDone = 64;
-  // A round: posts what the rails take, until kMaxDone ops are done. Ends nothing but what can
-  // never be let go.
-  void Post(Time now);
+  // A round: posts what the rails take, until `most` ops are done, at least one. Ends nothing but
+  // what can never be let go.
+  void Post(Time now, size_t most);
   // Ops that were done when they were posted. Exchanges the list for `done`, which it empties.
   void TakeDone(std::vector<uint64_t>& done);
 

@@ -93,8 +93,8 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   class User {
    public:
     virtual ~User() = default;
-    // The peer is awaited, or pinged, and has said nothing since `heard`. Told again until it
-    // speaks.
+    // The peer is awaited, or pinged, and has said nothing since `heard`. Called at each look until
+    // the peer speaks.
     virtual void OnSilent(SharedSession& shared, Time heard) = 0;
     // The last link is down. The session goes on, until it ends kSweepAfter from now.
     virtual void OnUnlinked(SharedSession& shared, const absl::Status& why) = 0;
@@ -138,8 +138,8 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   bool linked() const { return Best() != nullptr; }
   // The peer has a connection of its own to this agent.
   bool PeerDialled() const;
-  // A half waits for the peer's word; how soon its silence is noticed depends on that. Told when
-  // the wait begins; to tell it again costs nothing.
+  // A half waits for the peer's word; how soon its silence is noticed depends on that. Call it when
+  // the wait begins; another call costs nothing.
   void Await(Time now);
 
   // --- messages ---

@@ -93,19 +93,20 @@ void TransferSet::EndQueued(SendQueue::Predicate which, TransferState state,
   for (const TransferPtr& record : queue_.Remove(which)) FailQueued(record, state, why);
 }
 
-// Ops that are done at once make room for others, of which no event would speak.
+// An op that is done at once leaves space for the next, and no event says so: it goes on here, or,
+// so that others have their turn, in a pass that the timer brings.
 void TransferSet::Post(Time now) {
   size_t done = 0;
-  bool again = false;
   do {
     waits_key_ = !admission_.Admit(now);
     waits_key_ |= !stager_.Begin();
-    sender_.Post(now);
-    const size_t before = std::exchange(done, done + TakeDone());
+    sender_.Post(now, Sender::kMaxDone - done);
+    const size_t taken = TakeDone();
+    done += taken;
     Settle();
-    goes_on_ = done > before && unposted();
-    again = goes_on_ && done < Sender::kMaxDone;
-  } while (again || admission_.TakeNextOfStream() || (stager_.begins() && !waits_key_));
+    goes_on_ = admission_.TakeNextOfStream() || (taken > 0 && unposted()) ||
+               (stager_.begins() && !waits_key_);
+  } while (goes_on_ && done < Sender::kMaxDone);
 }
 
 size_t TransferSet::TakeDone() {
@@ -133,7 +134,8 @@ void TransferSet::OnTimer(Time now) {
     }
     tracker_->End(*outbound->sending, TransferState::kDeadlineExceeded,
                   DeadlineStatus(*outbound->record, StageOf(*outbound),
-                                 runtime_->presence.SilenceOf(outbound->record->peer, now)),
+                                 runtime_->presence.SilenceOf(outbound->record->peer,
+                                                              outbound->record->incarnation, now)),
                   EndCause::kLate, now);
   }
   if (!queued.empty()) ExpireQueued(queued);
@@ -150,7 +152,8 @@ void TransferSet::ExpireQueued(const std::unordered_set<uint64_t>& ids) {
             ? "waiting its turn (queue, slots or notification credit)"
             : absl::StrCat("not connected: ",
                            parts_.paths->Unreachable(record->options.backend).message());
-    const std::string silence = runtime_->presence.SilenceOf(record->peer, Now());
+    const std::string silence =
+        runtime_->presence.SilenceOf(record->peer, record->incarnation, Now());
     FailQueued(record, TransferState::kDeadlineExceeded, DeadlineStatus(*record, stage, silence));
   }
 }

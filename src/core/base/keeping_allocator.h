@@ -3,7 +3,8 @@
 // nothing.
 //
 // Each container has its own spare nodes; a copy begins without any. All compare equal, for what
-// one has allocated any other may free. Thread-safety: as the container's.
+// one has allocated any other may free. Under AddressSanitizer nothing is kept, so that the use of
+// a node that is gone is seen. Thread-safety: as the container's.
 
 #ifndef KVXFER_CORE_BASE_KEEPING_ALLOCATOR_H_
 #define KVXFER_CORE_BASE_KEEPING_ALLOCATOR_H_
@@ -13,6 +14,17 @@
 #include <memory>
 #include <type_traits>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define KVXFER_KEEPS_NODES 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KVXFER_KEEPS_NODES 0
+#endif
+#endif
+#ifndef KVXFER_KEEPS_NODES
+#define KVXFER_KEEPS_NODES 1
+#endif
+
 namespace kvxfer {
 
 template <typename T>
@@ -20,6 +32,7 @@ class KeepingAllocator {
  public:
   using value_type = T;
   using is_always_equal = std::true_type;
+  static constexpr bool kKeeps = KVXFER_KEEPS_NODES != 0;
   static constexpr size_t kKept = 4;
 
   KeepingAllocator() = default;
@@ -35,7 +48,7 @@ class KeepingAllocator {
     return n == 1 && spares_ > 0 ? spare_[--spares_] : std::allocator<T>().allocate(n);
   }
   void deallocate(T* at, size_t n) noexcept {
-    if (n == 1 && spares_ < kKept) {
+    if (kKeeps && n == 1 && spares_ < kKept) {
       spare_[spares_++] = at;
     } else {
       std::allocator<T>().deallocate(at, n);
@@ -49,5 +62,7 @@ class KeepingAllocator {
 };
 
 }  // namespace kvxfer
+
+#undef KVXFER_KEEPS_NODES
 
 #endif  // KVXFER_CORE_BASE_KEEPING_ALLOCATOR_H_

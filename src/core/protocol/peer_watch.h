@@ -15,6 +15,7 @@
 #ifndef KVXFER_CORE_PROTOCOL_PEER_WATCH_H_
 #define KVXFER_CORE_PROTOCOL_PEER_WATCH_H_
 
+#include <algorithm>
 #include <chrono>
 
 #include "src/core/base/clock.h"
@@ -24,14 +25,16 @@ namespace kvxfer {
 class PeerWatch {
  public:
   struct Pace {
-    Duration heartbeat = std::chrono::milliseconds(500);
-    Duration suspect_after = std::chrono::seconds(2);  // longer than heartbeat
+    Duration heartbeat = std::chrono::milliseconds(500);  // kIdlePing at most
+    Duration suspect_after = std::chrono::seconds(2);     // longer than heartbeat
   };
-  // While nothing is awaited: between two pings at most, and in heartbeats.
+  // Between two pings at most; and in heartbeats, while nothing is awaited.
   static constexpr Duration kIdlePing = std::chrono::seconds(10);
   static constexpr int kIdleHeartbeats = 10;
 
-  explicit PeerWatch(const Pace& pace) : pace_(pace) {}
+  explicit PeerWatch(const Pace& pace)
+      : pace_{.heartbeat = std::min<Duration>(pace.heartbeat, kIdlePing),
+              .suspect_after = pace.suspect_after} {}
 
   struct Peer {
     bool awaited = false;     // something waits for its word
@@ -48,6 +51,8 @@ class PeerWatch {
   // Something waits for the peer's word, or a connection to it begins. True: due() is sooner now.
   bool Await(Time now) {
     if (due_ <= now + pace_.heartbeat) return false;
+    // Nobody has listened for an answer to a ping of before.
+    if (due_ == Time::max()) asked_ = Time{};
     due_ = now + pace_.heartbeat;
     return true;
   }

@@ -98,9 +98,9 @@ std::optional<CreditFrame> TargetSession::TakeCredit(const CreditFrame& taken) {
 }
 
 absl::Status TargetSession::TakeActions(Actions& out) {
-  tracker_.TakeActions(out);
+  tracker_.TakeActions(out.tracked);
   absl::Status status;
-  for (const uint64_t transfer : out.fence) status.Update(StartFence(transfer));
+  for (const uint64_t transfer : out.tracked.fence) status.Update(StartFence(transfer));
   out.fences.clear();
   out.fences.swap(asked_);
   return status;

@@ -61,9 +61,14 @@ class TargetSession {
     uint64_t link = 0;
     FenceScope scope{};
   };
-  // To be done in this order; `fences` in place of what the tracker names.
-  struct Actions : ArrivalTracker::Actions {
-    std::vector<Fence> fences{};  // to begin; OnFenced or OnRailFenced answers each
+  // To be done in this order.
+  struct Actions {
+    ArrivalTracker::Actions tracked{};  // but for what it wants fenced
+    std::vector<Fence> fences{};        // to begin; OnFenced or OnRailFenced answers each
+    void clear() {
+      tracked.clear();
+      fences.clear();
+    }
   };
 
   // `slots` outlives the session, which is `session_id` in it.

@@ -25,8 +25,8 @@ namespace {
 constexpr int kMaxFailures = 8;
 
 // A collapse waits for every CPU to empty its lists of pages: on a busy machine more than 100 ms
-// instead of 0.2. These are ten times what a quiet machine takes, and no more than it takes to fill
-// the memory with small pages, twice over.
+// instead of 0.2. The time per MiB is ten times what a quiet machine takes; small pages take 0.6
+// ms.
 constexpr Duration kGatherFloor = std::chrono::milliseconds(100);
 constexpr Duration kGatherPerMiB = std::chrono::milliseconds(1);
 

@@ -256,6 +256,17 @@ TEST_F(PreparedBlocksTest, APeerThatIsGoneOrAnotherIsNamed) {
   EXPECT_EQ(Queued(0), 0u);
 }
 
+// The bound on what is queued is that of the peer as it is now.
+TEST_F(PreparedBlocksTest, APeerThatIsAddedAgainBoundsItsLayersAgain) {
+  ASSERT_OK(gate_.Call([&] { peers_.Remove("d-1", absl::CancelledError("removed")); }));
+  ASSERT_OK(Tell(theirs_[1]));
+  ASSERT_OK_AND_ASSIGN(const auto view, views_.Find("d-1"));
+  view->queued->store(1u << 16);
+  EXPECT_TRUE(Fails(WriteLayer(*prepared_, 0), absl::StatusCode::kResourceExhausted, {"d-1"}));
+  view->queued->store(0);
+  EXPECT_OK(WriteLayer(*prepared_, 0));
+}
+
 // The thread that drives sleeps, and is the one that sends.
 TEST_F(PreparedBlocksTest, TheCallingThreadDoesNotSend) {
   const auto sends = [&](const KvOptions& options) {
@@ -265,11 +276,11 @@ TEST_F(PreparedBlocksTest, TheCallingThreadDoesNotSend) {
   };
   // Until the background thread drives, the calling thread does.
   EXPECT_TRUE(Eventually(kAmple, [&] { return !sends({}); }));
-  // What is not ready costs nothing, and is worth no wake-up.
+  // Nor for a layer that is not ready: others may have become ready meanwhile.
   std::atomic<uint32_t> ready{0};
   KvOptions options;
   options.transfer.ready = &ready;
-  EXPECT_TRUE(Eventually(kAmple, [&] { return sends(options); }));
+  EXPECT_TRUE(Eventually(kAmple, [&] { return !sends(options); }));
   ready = 1;
   EXPECT_TRUE(Eventually(kAmple, [&] { return !sends(options); }));
   EXPECT_TRUE(Eventually(kAmple, [&] { return Queued(0) > 0; }));

@@ -81,7 +81,7 @@ class SenderTest : public ::testing::Test,
   // The transfers whose ops were posted in a round, in order.
   std::vector<uint64_t> Post(size_t space = 1000) {
     made_.endpoint->space = space;
-    sender_.Post(now_);
+    sender_.Post(now_, Sender::kMaxDone);
     std::vector<uint64_t> ids;
     for (const Op& op : std::exchange(made_.endpoint->ops, {})) ids.push_back(op.transfer);
     return ids;
@@ -101,7 +101,7 @@ class SenderTest : public ::testing::Test,
 
 TEST_F(SenderTest, AllSlicesGoOnceAndInOrder) {
   Outbound& one = Begin(1);
-  sender_.Post(now_);
+  sender_.Post(now_, Sender::kMaxDone);
   ASSERT_EQ(made_.endpoint->ops.size(), 4u);
   uint64_t bytes = 0;
   for (const Op& op : made_.endpoint->ops) {
@@ -146,7 +146,7 @@ TEST_F(SenderTest, WhatIsRefusedGoesInALaterRound) {
 TEST_F(SenderTest, OnlyRailsThatAreUpAreTaken) {
   Begin(1);
   ASSERT_TRUE(made_.link->rails.OnDown(0, absl::UnavailableError("cable"), now_));
-  sender_.Post(now_);
+  sender_.Post(now_, Sender::kMaxDone);
   ASSERT_EQ(made_.endpoint->ops.size(), 4u);
   for (const Op& op : made_.endpoint->ops) EXPECT_EQ(op.rail, 1u);
   Begin(2);
@@ -158,7 +158,7 @@ TEST_F(SenderTest, OnlyRailsThatAreUpAreTaken) {
 TEST_F(SenderTest, ASmallTransferStaysOnItsRail) {
   ASSERT_LT(kBytes, runtime_.options.stripe_from);
   Outbound& one = Begin(1);
-  sender_.Post(now_);
+  sender_.Post(now_, Sender::kMaxDone);
   for (const Op& op : made_.endpoint->ops) EXPECT_EQ(op.rail, one.home);
 }
 
@@ -168,7 +168,7 @@ TEST_F(SenderTest, WhatTheTargetCountsNeedsASlot) {
   EXPECT_FALSE(made_.link->full) << "the rails refused nothing";
   ASSERT_NE(channel_.NextToSend(), nullptr) << "slots are asked for";
   ASSERT_OK(tracker_.slots().OnGrant({.range = {.first = 0, .count = 4}}));
-  sender_.Post(now_);
+  sender_.Post(now_, Sender::kMaxDone);
   ASSERT_EQ(made_.endpoint->ops.size(), 4u);
   EXPECT_TRUE(made_.endpoint->ops[3].has_immediate);
   EXPECT_EQ(one.sending->state(), SendState::kOpened);
@@ -182,7 +182,7 @@ TEST_F(SenderTest, LanesAreClosed) {
   const uint32_t first = one.home;
   one.home = 1 - first;  // the rest takes the other rail
   made_.endpoint->space = 1000;
-  sender_.Post(now_);
+  sender_.Post(now_, Sender::kMaxDone);
   ASSERT_EQ(made_.endpoint->ops.size(), 4u);
   const Op& closing = made_.endpoint->ops.back();
   EXPECT_EQ(closing.rail, first);
@@ -236,7 +236,7 @@ TEST_F(SenderTest, SoleDataWaitsForTheNextMessage) {
   Outbound& one = Begin(1, {.counted = true});
   one.limits.max_bytes = kBytes;
   EXPECT_EQ(sender_.inline_link(), nullptr);
-  sender_.Post(now_);
+  sender_.Post(now_, Sender::kMaxDone);
   ASSERT_EQ(made_.endpoint->ops.size(), 1u);
   EXPECT_TRUE(made_.endpoint->ops[0].sole);
   EXPECT_NE(sender_.inline_link(), nullptr);

@@ -28,7 +28,8 @@ Session::Party PartyOf(uint8_t first, const std::string& name) {
   return party;
 }
 
-// The peer is not pinged within any of these tests, but for those of PeerWatch.
+// The peer is pinged every 10 s, which is later than any of these tests, but for those of
+// PeerWatch.
 constexpr PeerWatch::Pace kSlow{.heartbeat = std::chrono::hours(24),
                                 .suspect_after = std::chrono::hours(72)};
 
@@ -587,8 +588,10 @@ TEST_F(SharedSessionTest, WhatNobodyConnectsEnds) {
   BareLink link(0, true);
   shared_.OnLinkUp(link);
   Lose(link);
-  const Time due = timers_.next();
-  EXPECT_EQ(due, shared_.session().unlinked() + SharedSession::kSweepAfter);
+  const Time due = shared_.session().unlinked() + SharedSession::kSweepAfter;
+  timers_.Run(due - Duration(1));
+  EXPECT_EQ(shared_.session().state(), State::kUnlinked);
+  EXPECT_EQ(timers_.next(), due);
   // Expect a session that was linked in between to have its whole time.
   shared_.OnLinkUp(link);
   timers_.Run(due);

@@ -211,6 +211,29 @@ TEST(PeerWatch, AShortHeartbeatIsKept) {
   EXPECT_NEAR(peer.pings(), 200, 3);
 }
 
+// As long as an application likes: a target closes what says nothing for 30 s.
+TEST(PeerWatch, ALongHeartbeatDoesNotLoseTheConnection) {
+  for (const bool awaited : {true, false}) {
+    Watched peer({.heartbeat = seconds(3600), .suspect_after = seconds(7200)});
+    if (awaited) peer.await_from = kBegun;
+    peer.Run(kBegun + seconds(1000));
+    EXPECT_GE(peer.pings(), 50);
+  }
+}
+
+// A ping whose answer nobody waited for says nothing an hour later.
+TEST(PeerWatch, AnOldPingIsNoReason) {
+  PeerWatch watch(kPeerPace);
+  EXPECT_TRUE(watch.Await(kBegun));
+  EXPECT_TRUE(watch.Look({.awaited = true, .heard = kBegun}, watch.due()).ping);
+  EXPECT_FALSE(watch.Look({.heard = kBegun}, watch.due()).silent);
+  ASSERT_EQ(watch.due(), Time::max());
+  EXPECT_TRUE(watch.Await(kBegun + seconds(3600)));
+  const auto step = watch.Look({.awaited = true, .heard = kBegun}, watch.due());
+  EXPECT_TRUE(step.ping);
+  EXPECT_FALSE(step.silent);
+}
+
 // A peer has one heartbeat at least to answer, however near the two options are.
 TEST(PeerWatch, AnAnswerHasAHeartbeatOfTime) {
   const Duration heartbeat = milliseconds(500);

@@ -140,7 +140,7 @@ void World::TakeActions() {
 }
 
 void World::Take(const TargetSession::Actions& actions) {
-  for (const uint64_t id : actions.released.arrived) {
+  for (const uint64_t id : actions.tracked.released.arrived) {
     const uint8_t index = IndexOf(id);
     Truth& truth = truth_[index];
     const auto all = static_cast<Slices>((1u << out_[index].spec.slices) - 1);
@@ -149,10 +149,10 @@ void World::Take(const TargetSession::Actions& actions) {
     Require(truth.opened && !truth.aborted && !truth.arrived, "arrived, but may not", id);
     truth.arrived = truth.ended = true;
   }
-  for (const SlotRef ref : actions.released.freed) {
+  for (const SlotRef ref : actions.tracked.released.freed) {
     Require(!InFlight(ref), "a slot is freed while its lane is in flight", ref.slot);
   }
-  for (const AbortAck& ack : actions.released.aborted) {
+  for (const AbortAck& ack : actions.tracked.released.aborted) {
     truth_[IndexOf(ack.transfer)].ended = true;
   }
   for (const TargetSession::Fence& fence : actions.fences) {
@@ -163,8 +163,9 @@ void World::Take(const TargetSession::Actions& actions) {
       rails_[fence.scope.rail].fencing = true;
     }
   }
-  for (const auto& delivered : actions.deliver) CheckDelivered(delivered);
-  if (!actions.released.empty()) target_.Push(FrameType::kReleased, Encode(actions.released));
+  for (const auto& delivered : actions.tracked.deliver) CheckDelivered(delivered);
+  if (!actions.tracked.released.empty())
+    target_.Push(FrameType::kReleased, Encode(actions.tracked.released));
 }
 
 }  // namespace kvxfer::testing

@@ -67,8 +67,9 @@ class TargetSessionTest : public ::testing::Test {
     while (session_.has_actions()) {
       EXPECT_TRUE(session_.TakeActions(actions).ok());
       for (const auto& fence : actions.fences) fences.push_back(ToString(fence));
-      for (const AbortAck& ack : actions.released.aborted) answered_.push_back(ack.transfer);
-      for (const auto& one : actions.deliver) delivered_.push_back(one.notification);
+      for (const AbortAck& ack : actions.tracked.released.aborted)
+        answered_.push_back(ack.transfer);
+      for (const auto& one : actions.tracked.deliver) delivered_.push_back(one.notification);
     }
     return fences;
   }
@@ -202,8 +203,8 @@ TEST_F(TargetSessionTest, LanesAreDiscardedOnlyAfterARailWasFenced) {
   EXPECT_TRUE(Take(FrameType::kDiscard, discard).ok());
   TargetSession::Actions actions;
   ASSERT_TRUE(session_.TakeActions(actions).ok());
-  ASSERT_EQ(actions.released.discarded.size(), 1u);
-  EXPECT_FALSE(actions.released.discarded[0].complete);
+  ASSERT_EQ(actions.tracked.released.discarded.size(), 1u);
+  EXPECT_FALSE(actions.tracked.released.discarded[0].complete);
 }
 
 TEST_F(TargetSessionTest, OnlyFramesAboutTransfersAreTaken) {
@@ -375,7 +376,7 @@ class Fencing {
         ASSERT_TRUE(links_.contains(fence.link) && !links_[fence.link].closing);
         asked_.push_back(fence);
       }
-      for (const AbortAck& ack : actions.released.aborted) {
+      for (const AbortAck& ack : actions.tracked.released.aborted) {
         EXPECT_FALSE(std::exchange(open_.at(ack.transfer).answered, true)) << ack.transfer;
       }
     }
