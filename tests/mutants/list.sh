@@ -25,6 +25,8 @@ session=src/core/protocol/session.cc
 table_of_session=src/core/protocol/session.h
 target=src/core/protocol/target_session.cc
 watch=src/core/protocol/frame_watch.cc
+peer_watch=src/core/protocol/peer_watch.cc
+peer_pace=src/core/protocol/peer_watch.h
 
 mutant "no drain before DISCARDED is answered" $tracker \
   'return Annotate(s, "DISCARD");
@@ -53,7 +55,7 @@ mutant "channel: large bodies are not acknowledged soon" $channel \
 mutant "channel: bodies that waited are not acknowledged soon" $channel \
   '    bytes_since_ack_ += frame.body.size();' ''
 mutant "channel: acknowledged bytes count as kept" $channel \
-  '    kept_bytes_ -= kept_.front().message.size();' ''
+  '    kept_bytes_ -= message.size();' ''
 mutant "early immediates not counted" $tracker \
   '  ++(*slot)->arrivals;' '  if (lane_of_slot_.contains(ref.slot)) ++(*slot)->arrivals;'
 mutant "abort of a delivered transfer answered not delivered" $tracker \
@@ -482,3 +484,15 @@ mutant "a link has no time to answer" $watch 'now - pinged_ >= kAnswersWithin' '
 mutant "a link is avoided again and again" $watch 'late && !carrier.avoided' 'late'
 mutant "looked at for ever where nobody answers" $watch \
   'if (carrier.owes && carrier.avoided) return Time::max();' ''
+mutant "the time in which this side slept is the peer's silence" $peer_watch \
+  'late ? std::min(passed, pace_.heartbeat / 2) : passed' 'late ? passed : passed'
+mutant "a peer that speaks is silent" $peer_watch \
+  'if (peer.heard > asked_) asked_ = Time{};' ''
+mutant "a silent peer is looked at only when it is pinged" $peer_watch \
+  'due_ = std::min(due_, now + Tolerated() - silence_);' ';'
+mutant "a heartbeat before the ping is forgotten" $peer_watch \
+  'pace_.suspect_after - pace_.heartbeat - pace_.heartbeat / 10' 'pace_.suspect_after'
+mutant "a long heartbeat loses the connection" $peer_pace \
+  'std::min<Duration>(pace.heartbeat, kIdlePing)' 'pace.heartbeat'
+mutant "an old ping is a reason" $peer_pace \
+  'if (due_ == Time::max()) asked_ = Time{};' ''

@@ -20,7 +20,7 @@ command -v ccache >/dev/null && compiler="ccache $compiler"
 linker=
 command -v mold >/dev/null && linker=-fuse-ld=mold
 
-units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker rail_fences send_tracker send_transfer send_end send_state session handshake handshake_budget target_session frame_watch"
+units="lane_book send_book slot_pool slot_table reliable_channel arrival_tracker rail_fences send_tracker send_transfer send_end send_state session handshake handshake_budget target_session frame_watch peer_watch"
 sources="$(cd "$root" && echo tests/unit/core/protocol/protocol_model*.cc) tests/support/scale.cc src/core/base/text.cc src/core/base/types.cc src/core/base/own_fd.cc src/core/base/random.cc src/core/base/signing_key.cc src/core/protocol/id_set.cc src/core/protocol/send_tracker_end.cc src/core/plan/slice_set.cc src/core/protocol/wire_format.cc"
 for unit in $units; do sources+=" src/core/protocol/$unit.cc tests/unit/core/protocol/${unit}_test.cc"; done
 for unit in send_credit slot_supply suspect_ops; do sources+=" tests/unit/core/protocol/${unit}_test.cc"; done
