@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "kvxfer/backend.h"
 #include "kvxfer/log.h"
+#include "kvxfer/plugin.h"
 #include "kvxfer/version.h"
 #include "src/backends/plugin_files.h"
 #include "src/backends/registry.h"
@@ -108,6 +109,8 @@ TEST(Plugins, LogWhereTheProgramLogs) {
   EXPECT_THAT(lines, ::testing::ElementsAre("wrapped is made for plugins"));
 }
 
+const std::string kOtherAbi = "interface " + std::to_string(kPluginAbi + 1);
+
 struct Refusal {
   const char* name;
   absl::StatusCode code;
@@ -129,7 +132,7 @@ constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 INSTANTIATE_TEST_SUITE_P(
     All, PluginRefusals,
     ::testing::Values(
-        Refusal{"other_abi", kUnavailable, {"9.8.7", "interface 5", kVersion, "same version"}},
+        Refusal{"other_abi", kUnavailable, {"9.8.7", kOtherAbi.c_str(), kVersion, "same version"}},
         Refusal{"other_version", kUnavailable, {"0.0.1", kVersion, "same version"}},
         Refusal{"other_toolchain", kUnavailable, {"g++ 4, old strings", "build both with one"}},
         Refusal{"other_magic", kUnavailable, {"no plugin of kvxfer", "remove it"}},
