@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdarg>
@@ -22,21 +23,24 @@
 #include "kvxfer/log.h"
 #include "kvxfer/memory.h"
 
+using Word = long;  // NOLINT(google-runtime-int): the C library's own
+
 extern "C" {
 __attribute__((noinline)) void kvxfer_count_from() { asm volatile(""); }
 __attribute__((noinline)) void kvxfer_count_to() { asm volatile(""); }
 
 // valgrind knows no pidfd_open. Both agents are this process, which lives as long as they do: a
 // descriptor that never becomes readable stands in.
-long syscall(long number, ...) {
-  using Raw = long (*)(long, ...);
+// NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name)
+Word syscall(Word number, ...) {
+  using Raw = Word (*)(Word, ...);
   static const auto raw = reinterpret_cast<Raw>(dlsym(RTLD_NEXT, "syscall"));
   va_list list;
   va_start(list, number);
-  long arguments[6];
-  for (long& argument : arguments) argument = va_arg(list, long);
+  std::array<Word, 6> arguments;
+  for (Word& argument : arguments) argument = va_arg(list, Word);
   va_end(list);
-  const long result = raw(number, arguments[0], arguments[1], arguments[2], arguments[3],
+  const Word result = raw(number, arguments[0], arguments[1], arguments[2], arguments[3],
                           arguments[4], arguments[5]);
   if (result >= 0 || number != SYS_pidfd_open || errno != ENOSYS) return result;
   return eventfd(0, EFD_CLOEXEC);

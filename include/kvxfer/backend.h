@@ -132,7 +132,7 @@ inline constexpr size_t kInlineCopyBytes = 64 * 1024;
 // What became of an op that was posted; true: it was accepted.
 class Posted {
  public:
-  explicit(false) constexpr Posted(bool accepted) : accepted_(accepted) {}
+  constexpr Posted(bool accepted) : accepted_(accepted) {}  // NOLINT(google-explicit-constructor)
   // Accepted, and over: it has completed without an error, and Poll reports nothing of it. For what
   // a backend with Arrival::kCopied has copied inside the call.
   static constexpr Posted Done() {
@@ -141,7 +141,7 @@ class Posted {
     return posted;
   }
 
-  explicit(false) constexpr operator bool() const { return accepted_; }
+  constexpr operator bool() const { return accepted_; }  // NOLINT(google-explicit-constructor)
   constexpr bool done() const { return done_; }
 
  private:

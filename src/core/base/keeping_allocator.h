@@ -42,7 +42,8 @@ class KeepingAllocator {
   KeepingAllocator(const KeepingAllocator& /*other*/) noexcept {}
   KeepingAllocator& operator=(const KeepingAllocator& /*other*/) noexcept { return *this; }
   template <typename U>
-  explicit(false) KeepingAllocator(const KeepingAllocator<U>& /*other*/) noexcept {}
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  KeepingAllocator(const KeepingAllocator<U>& /*other*/) noexcept {}
 
   T* allocate(size_t n) {
     return n == 1 && spares_ > 0 ? spare_[--spares_] : std::allocator<T>().allocate(n);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <set>
@@ -50,7 +51,7 @@ TEST(KeepingAllocator, CopiesAndMoves) {
 }
 
 TEST(KeepingAllocator, SetsToo) {
-  std::multiset<long, std::less<>, KeepingAllocator<long>> numbers{3, 3, 1};
+  std::multiset<int64_t, std::less<>, KeepingAllocator<int64_t>> numbers{3, 3, 1};
   numbers.erase(numbers.find(3));
   numbers.insert(2);
   EXPECT_EQ(*numbers.begin(), 1);
