@@ -132,6 +132,8 @@ class ControlEndpoint : public Endpoint, public StreamClient {
   bool ReceiveFrames(bool look = false);
   // One of its messages was reported in this Poll.
   bool MessagesReported() const { return message_poll_ == hub_->poll_number(); }
+  // The number of the last Poll that reported some.
+  uint64_t message_poll() const { return message_poll_; }
   // Ends the endpoint because of what the peer or the network did on `stream`. The peer is told
   // unless the network failed.
   void Fail(const absl::Status& status, std::string_view stream = "control stream");

@@ -120,6 +120,7 @@ class CudaIpcEndpoint : public net::ControlEndpoint, private net::RingPair::Sock
   std::string message_;  // the parts received so far
   std::optional<Time> end_at_;
   absl::Status end_;
+  uint64_t last_words_ = 0;  // message_poll() when the end was put off last
 };
 
 }  // namespace kvxfer::cuda_ipc
