@@ -56,6 +56,7 @@ Lifeline::Got CudaIpcEndpoint::TakePacket() {
 void CudaIpcEndpoint::Expect(absl::Status end) {
   if (end_at_ || down() || backend_ == nullptr) return;
   end_at_ = Now() + kLastWords;
+  last_words_ = message_poll();
   end_ = std::move(end);
   Reschedule();
 }

@@ -120,7 +120,7 @@ class CudaIpcEndpoint : public net::ControlEndpoint, private net::RingPair::Sock
   std::string message_;  // the parts received so far
   std::optional<Time> end_at_;
   absl::Status end_;
-  uint64_t last_words_ = 0;  // message_poll() when the end was put off last
+  uint64_t last_words_ = 0;  // message_poll() when end_at_ was set
 };
 
 }  // namespace kvxfer::cuda_ipc
