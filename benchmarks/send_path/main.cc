@@ -8,14 +8,13 @@
 #include <cstdio>
 #include <string>
 
+#include "benchmarks/send_path/marks.h"
 #include "kvxfer/log.h"
 #include "tests/support/layer_path.h"
 #include "tests/support/null_device.h"
 #include "tests/support/send_path.h"
 
 extern "C" {
-__attribute__((noinline)) void kvxfer_count_from() { asm volatile(""); }
-__attribute__((noinline)) void kvxfer_count_to() { asm volatile(""); }
 // By reference: what it returns has no place in C.
 __attribute__((noinline)) void kvxfer_counted(kvxfer::testing::SendPath& path,
                                               const kvxfer::TransferOptions& options,

@@ -19,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "benchmarks/send_path/marks.h"
 #include "kvxfer/agent.h"
 #include "kvxfer/log.h"
 #include "kvxfer/memory.h"
@@ -26,9 +27,6 @@
 using Word = long;  // NOLINT(google-runtime-int): the C library's own
 
 extern "C" {
-__attribute__((noinline)) void kvxfer_count_from() { asm volatile(""); }
-__attribute__((noinline)) void kvxfer_count_to() { asm volatile(""); }
-
 // valgrind knows no pidfd_open. Both agents are this process, which lives as long as they do: a
 // descriptor that never becomes readable stands in.
 // NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name)

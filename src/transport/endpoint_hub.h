@@ -117,7 +117,7 @@ class EndpointHub final : private Listener::Acceptor {
   const Settings& settings() const { return settings_; }
   Reactor& reactor() { return *reactor_; }
   EventSink& sink() { return sink_; }
-  // Of the endpoints' control streams; a turn of it is a Poll.
+  // The endpoints' control streams receive into it. Each Poll begins a turn of it.
   ReceiveSpace& receive_space() { return receive_space_; }
   // All endpoints that are not destroyed.
   const std::vector<ControlEndpoint*>& endpoints() const { return endpoints_; }

@@ -109,6 +109,18 @@ class StoppedPeer : public ::testing::TestWithParam<std::string> {
     return result.wait_for(Duration::zero()) != std::future_status::ready;
   }
 
+  // While a call waits for so many layers, of which `there` says how many have come.
+  void ExpectReportToWaitLayers(uint32_t layers, const char* there) {
+    const Time began = Now();
+    auto end = std::async(std::launch::async, [&] {
+      return agent().WaitLayers(CacheName("kv"), RequestName("r"), layers, long_);
+    });
+    ExpectReport(began);
+    if (Waits(end)) {
+      EXPECT_TRUE(Fails(end.get(), kTimedOut, {there, "peer b: no sign of life for"}));
+    }
+  }
+
   const Duration suspect_after_ = Bound(milliseconds(500));
   // Of what is awaited: long after the report.
   const Duration long_ = 3 * suspect_after_;
@@ -159,14 +171,7 @@ TEST_P(StoppedPeer, WhileLayersOfItsRequestAreAwaited) {
   ASSERT_OK_AND_ASSIGN(const TestTransferEnd sent, b_->WaitEnd(part, kAmple));
   ASSERT_OK(sent.status);
   Stop();
-  const Time began = Now();
-  auto end = std::async(std::launch::async, [&] {
-    return agent().WaitLayers(CacheName("kv"), RequestName("r"), 4, long_);
-  });
-  ExpectReport(began);
-  if (Waits(end)) {
-    EXPECT_TRUE(Fails(end.get(), kTimedOut, {"2 of 4 layers", "peer b: no sign of life for"}));
-  }
+  ExpectReportToWaitLayers(4, "2 of 4 layers");
   GoOn();
 }
 
@@ -174,14 +179,7 @@ TEST_P(StoppedPeer, WhileLayersOfItsRequestAreAwaited) {
 TEST_P(StoppedPeer, WhileARequestIsAwaitedThatHasNotBegun) {
   ASSERT_NO_FATAL_FAILURE(ConnectFromThere());
   Stop();
-  const Time began = Now();
-  auto end = std::async(std::launch::async, [&] {
-    return agent().WaitLayers(CacheName("kv"), RequestName("r"), 1, long_);
-  });
-  ExpectReport(began);
-  if (Waits(end)) {
-    EXPECT_TRUE(Fails(end.get(), kTimedOut, {"0 of 1 layers", "peer b: no sign of life for"}));
-  }
+  ExpectReportToWaitLayers(1, "0 of 1 layers");
   GoOn();
 }
 

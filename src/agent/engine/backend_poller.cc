@@ -1,6 +1,5 @@
 #include "src/agent/engine/backend_poller.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace kvxfer {

@@ -5,13 +5,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "src/core/base/log.h"
+#include "src/core/base/short_list.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
 namespace {
 // Bounds the memory: beyond kMaxEntries the peers without a connection are forgotten.
 constexpr size_t kMaxEntries = 16 * 1024;
-constexpr uint32_t kNamed = 8;  // in one text
 
 std::string Silence(Time heard, Time now) {
   const auto silent = std::chrono::duration_cast<std::chrono::milliseconds>(now - heard);
@@ -60,16 +60,13 @@ std::string Presence::SilenceOf(const std::string& peer, const Incarnation& inca
 }
 
 std::string Presence::Silent(Time now) const {
-  uint32_t named = 0;
-  std::string all;
-  if (suspects_ == 0) return all;
+  ShortList all;
+  if (suspects_ == 0) return {};
   for (const auto& [key, entry] : entries_) {
-    if (entry.state != State::kSuspect || ++named > kNamed) continue;
-    absl::StrAppend(&all, all.empty() ? "" : ", ", "peer ", key.first, ": ",
-                    Silence(entry.heard, now));
+    if (entry.state != State::kSuspect || !all.Add()) continue;
+    all.Name(absl::StrCat("peer ", key.first, ": ", Silence(entry.heard, now)));
   }
-  if (named > kNamed) absl::StrAppend(&all, ", and ", named - kNamed, " more");
-  return all;
+  return all.Text();
 }
 
 void Presence::Heard(const std::string& peer, const Incarnation& incarnation) {

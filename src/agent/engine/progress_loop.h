@@ -73,7 +73,7 @@ class ProgressLoop {
   // inside, and DriveUntil returns false at once.
   void Stop();
 
-  // Who runs a command, and sends what it leads to, while the driver sleeps.
+  // Which thread runs a command that comes while the driver sleeps, and sends what follows from it.
   enum class While : uint8_t {
     kSubmitterDrives,  // this thread, in its place: it is done soonest
     kDriverWakes,      // the driver, within 0.1 ms: the caller pays for a wake-up at most

@@ -6,6 +6,7 @@
 
 #include "src/core/base/descriptor_share.h"
 #include "src/core/base/log.h"
+#include "src/core/base/short_list.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -409,21 +410,16 @@ QuestionBook::Question& InboundHub::Ask(const QuiesceScope& scope, bool revoke) 
 }
 
 std::string InboundHub::Pending(uint64_t token) const {
-  constexpr size_t kNamed = 8;
-  size_t named = 0;
-  std::string pending;
+  ShortList pending;
   const auto* const waiting = questions_.WaitingOf(token);
-  if (waiting == nullptr) return pending;
+  if (waiting == nullptr) return {};
   for (const auto& [initiator, session] : sessions_) {
-    if (!waiting->contains(session->local_id)) continue;
-    if (++named > kNamed) continue;
+    if (!waiting->contains(session->local_id) || !pending.Add()) continue;
     const std::string silence =
         runtime_->presence.SilenceOf(session->name, session->initiator, Now());
-    absl::StrAppend(&pending, pending.empty() ? "" : ", ", session->name);
-    if (!silence.empty()) absl::StrAppend(&pending, " (", silence, ")");
+    pending.Name(silence.empty() ? session->name : absl::StrCat(session->name, " (", silence, ")"));
   }
-  if (named > kNamed) absl::StrAppend(&pending, " and ", named - kNamed, " more");
-  return pending;
+  return pending.Text();
 }
 
 }  // namespace kvxfer
