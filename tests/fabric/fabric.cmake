@@ -99,7 +99,10 @@ set_tests_properties(libfabric.efa_direct libfabric.bare libfabric.ordered PROPE
   LABELS "libfabric;more")
 # A sanitizer sees what the real library does and not what it means by it.
 if(NOT KVXFER_SANITIZE)
-  kvxfer_libfabric_entry(net_backend conformance net ${limit} "${backend}:*LibfabricNet*-*Soak*")
+  # The net of 1.17 takes no lock for its table of registrations: one that is made while data moves
+  # makes a write fail now and then (src/backends/README.md).
+  kvxfer_libfabric_entry(net_backend conformance net ${limit}
+    "${backend}:*LibfabricNet*-*Soak*:*RegionsComeAndGo*")
   kvxfer_libfabric_entry(net_agents conformance net ${limit} "${agents}-*Soak*:*AgentSession.Re*")
   kvxfer_libfabric_entry(net_fault fault net ${limit} "*Libfabric*-*Soak*")
   kvxfer_libfabric_entry(net_idle resources net ${limit} "*IdlePeers*Libfabric*")
