@@ -120,6 +120,7 @@ _SLEEPING_SHM = (_kvxfer("kvxfer mapped", "mapped"), _kvxfer("kvxfer attached", 
 GROUPS = (
     Group("tcp", "TCP over loopback", (
         _kvxfer("kvxfer tcp", "tcp", 2),
+        _kvxfer("kvxfer tcp, 2 data threads", "tcp", 2, threads=2),
         # With the congestion control that kvxfer takes on one host: it makes the loop faster.
         _raw_tcp("raw gathered", RAW, "gather-reno", 1, 2),
         _raw_tcp("raw gathered, 1 connection", REFERENCE, "gather-reno", 1, 1),

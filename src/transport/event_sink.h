@@ -36,6 +36,8 @@ class EventSink {
   // True: events that are emitted now wait for the next Poll. A message must not be emitted then,
   // because its bytes would no longer be valid.
   bool full() const { return count_ == out_.size(); }
+  // How many more events this Poll can return.
+  size_t space() const { return out_.size() - count_; }
   bool waiting() const { return !queue_.empty(); }
 
   void Emit(Event event) {

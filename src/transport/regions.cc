@@ -119,22 +119,33 @@ absl::StatusOr<std::unique_ptr<Registration>> RegionMap::Register(const LocalReg
   return out;
 }
 
-const Region* RegionMap::Find(uint32_t rkey) {
-  // A direct-mapped cache: a stream of runs mostly names few regions. Erase clears the entry.
+const Region* RegionCache::Find(uint32_t rkey) {
+  // Direct-mapped: a stream of runs mostly names few regions.
   const Region*& recent = recent_[rkey % recent_.size()];
   if (recent != nullptr && recent->rkey() == rkey) return recent;
   const auto it = named_.find(rkey);
-  const Region* const region = it != named_.end() ? it->second : FindNew(rkey);
-  if (region != nullptr) recent = region;
-  return region;
+  if (it == named_.end()) return nullptr;
+  return recent = it->second;
 }
 
-// A peer names the region for the first time, or no region has that rkey.
-const Region* RegionMap::FindNew(uint32_t rkey) {
+void RegionCache::Add(const Region* region) {
+  named_.emplace(region->rkey(), region);
+  recent_[region->rkey() % recent_.size()] = region;
+}
+
+void RegionCache::Forget(const Region& region) {
+  named_.erase(region.rkey());
+  const Region*& recent = recent_[region.rkey() % recent_.size()];
+  if (recent == &region) recent = nullptr;
+}
+
+const Region* RegionMap::Find(uint32_t rkey, RegionCache& cache) {
+  if (const Region* const known = cache.Find(rkey); known != nullptr) return known;
+  // A peer names the region for the first time, or no region has that rkey.
   const std::lock_guard lock(mu_);
   const auto it = all_.find(rkey);
   if (it == all_.end()) return nullptr;
-  named_.emplace(rkey, it->second);
+  cache.Add(it->second);
   return it->second;
 }
 
@@ -143,14 +154,13 @@ void RegionMap::Erase(const Region& region) {
     const std::lock_guard lock(mu_);
     all_.erase(region.rkey());
   }
-  named_.erase(region.rkey());
-  const Region*& recent = recent_[region.rkey() % recent_.size()];
-  if (recent == &region) recent = nullptr;
+  cache_.Forget(region);
   if (on_closed_) on_closed_(&region);
 }
 
-absl::StatusOr<const Region*> RegionMap::Check(const WireRun& run, Access wanted) {
-  const Region* const region = Find(run.rkey);
+absl::StatusOr<const Region*> RegionMap::Check(const WireRun& run, Access wanted,
+                                               RegionCache& cache) {
+  const Region* const region = Find(run.rkey, cache);
   if (region != nullptr && region->Grants(run, wanted)) return region;
   // The reason names no address; see WhyNot.
   return absl::PermissionDeniedError(

@@ -4,8 +4,9 @@
 // A look-up is an array access for recently used regions, and a hash look-up otherwise.
 //
 // Lifetime: a Region may outlive its map and is then useless.
-// Thread-safety: RegionMap::Register may be called on any thread, concurrently with everything
-// else. The rest is used by the agent's driving thread, also the destructor of a Region.
+// Thread-safety: RegionMap::Register, and Check with a cache of the caller's own, may be called on
+// any thread, concurrently with everything else. The rest is used by the agent's driving thread,
+// also the destructor of a Region.
 
 #ifndef KVXFER_TRANSPORT_REGIONS_H_
 #define KVXFER_TRANSPORT_REGIONS_H_
@@ -81,6 +82,20 @@ class RkeyOnly final : public RemoteKey {
 // Whether every block of `blocks` has a key. Costs O(pairs) or O(descriptors), never O(ids).
 bool HaveKeys(const BlockRange& blocks);
 
+// The regions that peers have named to one thread, so that a look-up takes no lock.
+class RegionCache {
+ public:
+  // Null: it is not in the cache.
+  const Region* Find(uint32_t rkey);
+  void Add(const Region* region);
+  // Must be called before the region is destroyed.
+  void Forget(const Region& region);
+
+ private:
+  std::unordered_map<uint32_t, const Region*> named_;
+  std::array<const Region*, 64> recent_{};  // of named_; indexed by the low bits of the rkey
+};
+
 class RegionMap {
  public:
   using Closed = std::function<void(const Region*)>;
@@ -96,23 +111,22 @@ class RegionMap {
                                                          std::string_view backend);
 
   // The region that grants `wanted` for all of `run`. PermissionDenied: the message says why.
-  absl::StatusOr<const Region*> Check(const WireRun& run, Access wanted);
-  bool Knows(uint32_t rkey) { return Find(rkey) != nullptr; }
+  absl::StatusOr<const Region*> Check(const WireRun& run, Access wanted) {
+    return Check(run, wanted, cache_);
+  }
+  absl::StatusOr<const Region*> Check(const WireRun& run, Access wanted, RegionCache& cache);
+  bool Knows(uint32_t rkey) { return Find(rkey, cache_) != nullptr; }
 
  private:
   friend class Region;
 
-  const Region* Find(uint32_t rkey);
-  const Region* FindNew(uint32_t rkey);
+  const Region* Find(uint32_t rkey, RegionCache& cache);
   void Erase(const Region& region);
 
   const Closed on_closed_;
   std::mutex mu_;
   std::unordered_map<uint32_t, Region*> all_;  // guarded by mu_
-  // The driving thread's own copy of the regions that peers have named, so that a look-up takes no
-  // lock.
-  std::unordered_map<uint32_t, const Region*> named_;
-  std::array<const Region*, 64> recent_{};  // of named_; indexed by the low bits of the rkey
+  RegionCache cache_;                          // the driving thread's
 };
 
 }  // namespace kvxfer::net

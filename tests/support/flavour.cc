@@ -269,6 +269,7 @@ AgentOptions OptionsFor(const Flavour& flavour, std::string_view name) {
   const std::string rails = std::to_string(flavour.rails);
   if (flavour.inner() == "tcp") {
     section = {{"streams", rails}, {"addresses", absl::StrJoin(flavour.tcp_addresses, ",")}};
+    if (kDataThreads != nullptr) section["data_threads"] = kDataThreads;
   } else if (flavour.inner() == "loopback") {
     section = {{"rails", rails}};
   } else if (flavour.inner() == "shm") {

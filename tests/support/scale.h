@@ -38,6 +38,8 @@ inline const bool kEmulated = std::getenv("KVXFER_TEST_GUEST") != nullptr;
 // KVXFER_TEST_QUICK is set: what a user wants to see, in minutes. Cases that differ only by the
 // seed or the stand-in that they run over, and most repetitions, are left to `scripts/test --all`.
 inline const bool kQuick = std::getenv("KVXFER_TEST_QUICK") != nullptr;
+// KVXFER_TEST_DATA_THREADS: what agents over tcp have as `tcp.data_threads`; null: the default.
+inline const char* const kDataThreads = std::getenv("KVXFER_TEST_DATA_THREADS");
 inline const bool kSlow = kSanitized || kEmulated;
 
 // An upper bound of time.

@@ -48,6 +48,9 @@ class Kvxfer : public Contestant {
     options.require_backends = options.backends;
     if (config.mode == "tcp") {
       options.backend["tcp"]["streams"] = std::to_string(config.connections);
+      // With one thread it is the agent's own.
+      const uint64_t beside = config.threads > 1 ? config.threads : 0;
+      options.backend["tcp"]["data_threads"] = std::to_string(beside);
     } else if (!by_name) {
       options.backend["shm"]["copy_threads"] = std::to_string(config.threads);
     }

@@ -46,6 +46,8 @@ absl::StatusOr<std::unique_ptr<Backend>> TcpBackend::Create(const BackendContext
   if (!options.ok()) return options.status();
   std::unique_ptr<TcpBackend> backend(new TcpBackend(context, *std::move(options)));
   if (absl::Status open = backend->hub_.Open(); !open.ok()) return open;
+  backend->threads_ = std::make_unique<DataThreads>(backend->tcp_.data_threads, &backend->regions_,
+                                                    &backend->hub_.reactor());
   if (absl::Status listening = backend->Listen(); !listening.ok()) return listening;
   backend->info_.wait_fd = backend->hub_.fd();
   return backend;
@@ -92,9 +94,15 @@ absl::StatusOr<std::unique_ptr<Registration>> TcpBackend::Register(const LocalRe
 }
 
 void TcpBackend::OnRegionClosed(const net::Region* region) {
-  for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
-    static_cast<TcpEndpoint*>(endpoint)->OnRegionClosed(region);
+  std::vector<TcpEndpoint*> written;
+  {
+    const std::vector<DataThread::Hold> holds = threads_->Forget(*region);
+    for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
+      auto* const of = static_cast<TcpEndpoint*>(endpoint);
+      if (!of->ReleaseRegion(region)) written.push_back(of);
+    }
   }
+  for (TcpEndpoint* const endpoint : written) endpoint->OnRegionWritten();
 }
 
 std::span<std::byte> TcpBackend::scratch() {
@@ -104,6 +112,7 @@ std::span<std::byte> TcpBackend::scratch() {
 
 size_t TcpBackend::Poll(std::span<Event> out, Input input) {
   if (hub_.Begin(out, input == Input::kAll)) {
+    threads_->Deliver(hub_.sink());
     if (input == Input::kLikely) hub_.ReadExpected();
     hub_.Work();
     handouts_.Work();
@@ -112,7 +121,7 @@ size_t TcpBackend::Poll(std::span<Event> out, Input input) {
 }
 
 bool TcpBackend::Arm() {
-  if (hub_.HasWork() || handouts_.HasWork()) return false;
+  if (hub_.HasWork() || handouts_.HasWork() || !threads_->Arm()) return false;
   hub_.SetTimer();
   return true;
 }

@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
+#include "src/backends/tcp/data_thread.h"
 #include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/local_addresses.h"
 #include "src/backends/tcp/options.h"
@@ -49,6 +50,7 @@ class TcpBackend final : public Backend, private net::EndpointHub::Client {
   std::span<std::byte> scratch();
   // Buffers that rails read into, while they have bytes in them.
   StagePool& stages() { return stages_; }
+  DataThreads& threads() { return *threads_; }
 
  private:
   TcpBackend(const BackendContext& context, TcpOptions options);
@@ -72,7 +74,8 @@ class TcpBackend final : public Backend, private net::EndpointHub::Client {
   StagePool stages_;
   net::EndpointHub hub_;
   net::RegionMap regions_{[this](const net::Region* region) { OnRegionClosed(region); }};
-  net::Handouts handouts_;  // destroyed before the hub
+  std::unique_ptr<DataThreads> threads_;  // never null once Create has returned
+  net::Handouts handouts_;                // destroyed before the hub
 };
 
 }  // namespace kvxfer::tcp

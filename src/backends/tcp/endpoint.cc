@@ -22,7 +22,9 @@ constexpr uint32_t kMaxPassedOver = 4;
 
 std::vector<std::unique_ptr<TcpRail>> MakeRails(TcpEndpoint* endpoint, uint32_t count) {
   std::vector<std::unique_ptr<TcpRail>> out;
-  for (uint32_t i = 0; i < count; ++i) out.push_back(std::make_unique<TcpRail>(endpoint, i));
+  for (uint32_t i = 0; i < count; ++i) {
+    out.push_back(std::make_unique<TcpRail>(endpoint, endpoint, endpoint->connecting(), i));
+  }
   return out;
 }
 
@@ -34,6 +36,7 @@ TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::PeerAddress peer, Paths paths
       authorized_(true),
       paths_(std::move(paths)),
       rails_(MakeRails(this, static_cast<uint32_t>(paths_->rails()))),
+      lent_(rails_.size()),
       fences_(1) {
   for (uint32_t i = 0; i < rails_.size(); ++i) {
     lives_.emplace_back(paths_->planned(i),
@@ -47,19 +50,26 @@ TcpEndpoint::TcpEndpoint(TcpBackend* backend, net::Incoming incoming)
       id_(incoming.link),
       authorized_(false),
       rails_(MakeRails(this, incoming.rails)),
+      lent_(rails_.size()),
       fences_(incoming.rails + 1) {
   // No data stream has joined yet, so a fence need not wait for their markers.
   for (uint32_t i = 0; i < incoming.rails; ++i) fences_.Close(i);
 }
 
+TcpEndpoint::~TcpEndpoint() { LeaveThreads(); }
+
 void TcpEndpoint::OnDetached() {
+  LeaveThreads();
   for (const auto& rail : rails_) rail->Release();
   backend_ = nullptr;
 }
 
-net::RegionMap& TcpEndpoint::regions() { return backend_->regions(); }
+bool TcpEndpoint::CanTakeEvents() const { return up() && !backend_->hub().sink().full(); }
 std::span<std::byte> TcpEndpoint::scratch() { return backend_->scratch(); }
 StagePool& TcpEndpoint::stages() { return backend_->stages(); }
+absl::StatusOr<const net::Region*> TcpEndpoint::Check(const net::WireRun& run, Access wanted) {
+  return backend_->regions().Check(run, wanted);
+}
 
 void TcpEndpoint::Authorize() {
   authorized_ = true;
@@ -93,6 +103,7 @@ Posted TcpEndpoint::Post(const Op& op) {
   if (!up() || !rail.up()) return false;
   // A small write may share the control stream with the message that follows it.
   if (op.sole && PostInline(op)) return true;
+  if (!AtHome(op.rail)) return lent_[op.rail]->Post(op);
   if (!rail.HasSpace()) return false;
   rail.Push(op);
   Activate();
@@ -107,7 +118,9 @@ void TcpEndpoint::SendPosted(TcpRail& rail) {
 }
 
 bool TcpEndpoint::HasDataWork() const {
-  for (const auto& rail : rails_) {
+  for (uint32_t i = 0; i < rails(); ++i) {
+    if (!AtHome(i)) continue;
+    const TcpRail* const rail = rails_[i].get();
     if (rail->hung_up()) return true;
     if (rail->dialling()) {
       const bool greets = rail->state() == TcpRail::State::kGreeting;
@@ -127,6 +140,7 @@ void TcpEndpoint::Turn() {
 }
 
 void TcpEndpoint::TurnUp() {
+  LendRails();
   // Endless messages must not delay data for ever: after kMaxPassedOver Polls, one read of a data
   // stream comes before the messages. An abort that is among them is answered after that read, so
   // nothing is written after the answer.
@@ -147,10 +161,13 @@ void TcpEndpoint::TurnUp() {
 }
 
 bool TcpEndpoint::CanReceive() const {
-  return std::ranges::any_of(rails_, [](const auto& rail) { return rail->CanReceive(); });
+  for (uint32_t i = 0; i < rails(); ++i) {
+    if (AtHome(i) && rails_[i]->CanReceive()) return true;
+  }
+  return false;
 }
 
-bool TcpEndpoint::ControlIsQuiet() {
+bool TcpEndpoint::MayRead() {
   return std::exchange(landing_due_, false) || ReceiveFrames(/*look=*/true);
 }
 
@@ -167,8 +184,9 @@ absl::Status TcpEndpoint::OnFrame(std::span<const std::byte> frame) {
 
 void TcpEndpoint::SendRails() {
   for (size_t i = 0; i < rails_.size() && !sink().full(); ++i) {
-    TcpRail& rail = *rails_[(turn_ + i) % rails_.size()];
-    if (!rail.CanSend()) continue;
+    const auto next = static_cast<uint32_t>((turn_ + i) % rails_.size());
+    TcpRail& rail = *rails_[next];
+    if (!AtHome(next) || !rail.CanSend()) continue;
     if (absl::Status sent = rail.Send(kSendTurnBytes); !sent.ok()) RailFailed(rail.index(), sent);
     if (down()) return;
   }
@@ -178,10 +196,11 @@ void TcpEndpoint::ReceiveRails() {
   DropHungUp();
   if (!authorized_) return;
   for (size_t i = 0; i < rails_.size() && up() && !sink().full(); ++i) {
-    TcpRail& rail = *rails_[(turn_ + i) % rails_.size()];
+    const auto next = static_cast<uint32_t>((turn_ + i) % rails_.size());
+    TcpRail& rail = *rails_[next];
     // The agent must see a message before later data is written to memory.
     if (MessagesReported()) return;
-    if (!rail.CanReceive()) continue;
+    if (!AtHome(next) || !rail.CanReceive()) continue;
     if (absl::Status got = rail.Receive(kReceiveTurnBytes); !got.ok()) {
       RailFailed(rail.index(), got);
     }
@@ -193,17 +212,21 @@ void TcpEndpoint::OnImmediate(uint32_t rail, uint32_t immediate) {
       {.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
-void TcpEndpoint::OnRegionClosed(const net::Region* region) {
-  for (const auto& rail : rails_) {
-    if (!up()) return;
-    if (rail->ReleaseRegion(region)) continue;
-    // The agent closes a region only once its peers have said that they write no more to it.
-    Fail(absl::FailedPreconditionError("a region was deregistered while the peer wrote to it"),
-         absl::StrCat("data stream ", rail->index()));
-  }
+bool TcpEndpoint::ReleaseRegion(const net::Region* region) {
+  bool released = true;
+  for (const auto& rail : rails_) released &= !up() || rail->ReleaseRegion(region);
+  return released;
+}
+
+// The agent closes a region only once its peers have said that they write no more to it.
+void TcpEndpoint::OnRegionWritten() {
+  if (!up()) return;
+  Fail(absl::FailedPreconditionError("a region was deregistered while the peer wrote to it"),
+       "data stream");
 }
 
 void TcpEndpoint::EndData(const absl::Status& why) {
+  RecallAll();
   for (const auto& rail : rails_) rail->CancelOps(0, why);
 }
 

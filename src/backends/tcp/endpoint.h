@@ -22,8 +22,10 @@
 
 #include "absl/status/status.h"
 #include "kvxfer/backend.h"
+#include "src/backends/tcp/data_thread.h"
 #include "src/backends/tcp/paths.h"
 #include "src/backends/tcp/rail.h"
+#include "src/backends/tcp/rail_host.h"
 #include "src/backends/tcp/stage_pool.h"
 #include "src/core/base/clock.h"
 #include "src/transport/control_endpoint.h"
@@ -34,12 +36,13 @@ namespace kvxfer::tcp {
 
 class TcpBackend;
 
-class TcpEndpoint final : public net::ControlEndpoint {
+class TcpEndpoint final : public net::ControlEndpoint, public RailHome {
  public:
   // Connecting side.
   TcpEndpoint(TcpBackend* backend, net::PeerAddress peer, Paths paths);
   // Accepting side.
   TcpEndpoint(TcpBackend* backend, net::Incoming incoming);
+  ~TcpEndpoint() override;
 
   // --- Endpoint ---
   EndpointInfo Describe() const override;
@@ -56,27 +59,45 @@ class TcpEndpoint final : public net::ControlEndpoint {
   // Takes the socket of such a stream, which is watched already. False: it is of an earlier life,
   // and `fd` is left alone.
   bool Join(const Preamble& preamble, net::Fd& fd);
-  void OnRegionClosed(const net::Region* region);
+  // The region is being closed, and the backend holds every data thread. False: the peer writes to
+  // it. OnRegionWritten then ends the endpoint, once the threads go on.
+  bool ReleaseRegion(const net::Region* region);
+  void OnRegionWritten();
 
-  // --- for the streams ---
-  using ControlEndpoint::sink;
-  net::RegionMap& regions();
-  std::span<std::byte> scratch();
-  StagePool& stages();
+  // --- RailHome ---
+  bool CanTakeEvents() const override;
   // Reads the control stream. False: messages arrived, or the endpoint went down. The agent must
-  // see the messages before more data is written to memory.
-  bool ControlIsQuiet();
-  // Bytes were sent whose acknowledgements must be watched. Returns the current time.
-  Time WatchAcknowledgements();
-  bool IsFenced(uint64_t transfer) const { return fences_.IsFenced(transfer); }
-  // `rail`: rails() for the control stream, whose marker names the lives of the others (`through`).
-  void OnMarker(uint64_t transfer, uint32_t rail, std::span<const uint32_t> through = {});
-  void OnImmediate(uint32_t rail, uint32_t immediate);
-  void OnCompletion(uint64_t op, uint32_t rail, absl::Status status) {
+  // see the messages before more data is written to memory: an abort or a fence that the peer sent
+  // before these bytes takes effect before they are written. The control stream may also say that
+  // the rail is lost.
+  bool MayRead() override;
+  std::span<std::byte> scratch() override;
+  StagePool& stages() override;
+  absl::StatusOr<const net::Region*> Check(const net::WireRun& run, Access wanted) override;
+  void OnMarker(uint64_t transfer, uint32_t rail) override {
+    EmitFenced({.transfer = transfer}, fences_.OnMarker(transfer, rail));
+  }
+  void OnImmediate(uint32_t rail, uint32_t immediate) override;
+  void OnCompletion(uint64_t op, uint32_t rail, absl::Status status) override {
     Say(EventKind::kCompletion, op, std::move(status), rail);
   }
+  void OnSent(uint32_t rail) override;
+  void OnLentFailed(uint32_t rail, uint32_t life, const absl::Status& why) override;
 
  private:
+  // A rail that the driver may call while this lives: its own, or one whose thread is held.
+  class Held {
+   public:
+    Held(TcpRail* rail, LentRail* lent) : rail_(rail) {
+      if (lent != nullptr) hold_.emplace(lent->thread());
+    }
+    TcpRail* operator->() const { return rail_; }
+
+   private:
+    std::optional<DataThread::Hold> hold_;
+    TcpRail* const rail_;
+  };
+
   uint32_t rails() const { return static_cast<uint32_t>(rails_.size()); }
 
   // --- ControlEndpoint ---
@@ -96,9 +117,20 @@ class TcpEndpoint final : public net::ControlEndpoint {
   size_t DataDescriptors() const override;
   std::vector<net::Fd> ReleaseData() override;
 
+  // endpoint_lend.cc
+  void LendRails();
+  void Recall(uint32_t rail);
+  void RecallAll();
+  // Takes the rails back, and nobody is told what happened on them.
+  void LeaveThreads();
+  Held Hold(uint32_t rail) const { return {rails_[rail].get(), lent_[rail].get()}; }
+  // The driver itself moves the bytes of the rail.
+  bool AtHome(uint32_t rail) const { return lent_[rail] == nullptr; }
+
   // endpoint_fence.cc
   void FenceTransfer(uint64_t transfer);
   void EmitFenced(FenceScope scope, uint32_t answers = 1);
+  void AllowAgain(uint64_t transfer);
 
   // endpoint_connect.cc
   void TryGoUp(bool late);
@@ -148,9 +180,11 @@ class TcpEndpoint final : public net::ControlEndpoint {
   bool ready_ = false;           // connecting side: the target has reported the endpoint
   std::optional<Time> look_at_;  // when to look at the acknowledgements
   std::vector<std::unique_ptr<TcpRail>> rails_;
+  std::vector<std::unique_ptr<LentRail>> lent_;  // for each rail; null: it is at home
   FenceBook fences_;
-  size_t turn_ = 0;           // the rail that goes first in the next turn
-  uint32_t passed_over_ = 0;  // Polls in a row in which messages kept data streams unread
+  std::vector<uint64_t> answered_;  // fences that lent rails still discard the frames of
+  size_t turn_ = 0;                 // the rail that goes first in the next turn
+  uint32_t passed_over_ = 0;        // Polls in a row in which messages kept data streams unread
   bool landing_due_ = false;  // the next read of a data stream does not ask for messages first
 };
 

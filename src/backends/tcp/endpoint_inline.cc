@@ -86,8 +86,9 @@ void TcpEndpoint::OnInlineMarker(uint64_t transfer, std::span<const std::byte> l
   for (size_t i = 0; i < rails(); ++i) {
     through[i] = DecodeLife(lives.subspan(i * kLifeBytes).first<kLifeBytes>());
   }
-  OnMarker(transfer, rails(), std::span(through).first(rails()));
   // The control stream's number is rails().
+  EmitFenced({.transfer = transfer},
+             fences_.OnMarker(transfer, rails(), std::span(through).first(rails())));
 }
 
 absl::Status TcpEndpoint::OnInlineFrame(std::span<const std::byte> frame) {
@@ -110,7 +111,7 @@ absl::Status TcpEndpoint::OnInlineFrame(std::span<const std::byte> frame) {
   absl::StatusOr<Trailer> trailer = DecodeTrailer(frame.last<kTrailerBytes>());
   if (!trailer.ok()) return trailer.status();
   // A fenced write is parsed and dropped: the stream must stay in step.
-  if (IsFenced(head->transfer)) return absl::OkStatus();
+  if (fences_.IsFenced(head->transfer)) return absl::OkStatus();
   const size_t runs = head->runs * kWireRunBytes;
   absl::Status received = LandInline(*head, frame.first(runs), frame.subspan(runs, head->bytes));
   if (!received.ok()) return received;
@@ -127,7 +128,7 @@ absl::Status TcpEndpoint::LandInline(const FrameHead& head, std::span<const std:
   for (size_t i = 0; i < head.runs; ++i) {
     const WireRun run = RunAt(runs, i);
     total += run.bytes;
-    absl::StatusOr<const net::Region*> held = regions().Check(run, Access::kRemoteWrite);
+    absl::StatusOr<const net::Region*> held = Check(run, Access::kRemoteWrite);
     if (!held.ok()) return Annotate(held.status(), "remote write refused");
   }
   if (total != head.bytes) {

@@ -39,6 +39,9 @@ RailInfo TcpEndpoint::DescribeRail(uint32_t rail) const {
 std::string TcpEndpoint::DescribePath() const {
   std::string out =
       absl::StrCat(Name(), ", ", rails_.size(), rails_.size() == 1 ? " stream" : " streams");
+  if (std::ranges::any_of(lent_, [](const auto& lent) { return lent != nullptr; })) {
+    absl::StrAppend(&out, ", data threads");
+  }
   for (uint32_t i = 0; i < lives_.size(); ++i) {
     const RailLife& life = lives_[i];
     if (life.up() && life.bad_pairs().empty() && !paths_->named()) continue;
@@ -162,6 +165,7 @@ void TcpEndpoint::ReopenRail(uint32_t rail) {
 
 void TcpEndpoint::RailFailed(uint32_t rail, const absl::Status& status) {
   if (down()) return;
+  Recall(rail);
   if (!absl::IsUnavailable(status)) return Fail(status, absl::StrCat("data stream ", rail));
   const absl::Status why = Annotate(status, Where(rail));
   if (!connecting()) {
@@ -180,11 +184,8 @@ void TcpEndpoint::RailFailed(uint32_t rail, const absl::Status& status) {
 // Nothing more is read from a stream that has ended, even if its socket still holds bytes.
 void TcpEndpoint::DropHungUp() {
   for (uint32_t i = 0; i < rails() && !down(); ++i) {
-    if (!rails_[i]->hung_up() || !rails_[i]->up()) continue;
-    const int error = net::SocketError(rails_[i]->fd());
-    RailFailed(i,
-               absl::UnavailableError(error != 0 ? ErrnoText("connection lost", error)
-                                                 : "the peer closed the connection (end of file)"));
+    if (!AtHome(i) || !rails_[i]->hung_up() || !rails_[i]->up()) continue;
+    RailFailed(i, rails_[i]->WhyHungUp());
   }
 }
 
@@ -192,6 +193,7 @@ void TcpEndpoint::DropHungUp() {
 void TcpEndpoint::CloseEnd(uint32_t rail, const absl::Status& why) {
   // A peer may request this repeatedly; an end that is closed is skipped.
   if (!rails_[rail]->attached()) return;
+  Recall(rail);
   rails_[rail]->Close(why);
   for (const auto& [transfer, answers] : fences_.Close(rail)) {
     EmitFenced({.transfer = transfer}, answers);
@@ -217,30 +219,31 @@ absl::Status TcpEndpoint::OnStreamLost(std::span<const std::byte> frame) {
   return absl::OkStatus();
 }
 
-Time TcpEndpoint::WatchAcknowledgements() {
-  const Time now = Now();
-  if (!look_at_) {
-    look_at_ = now + kLookInterval;
-    Reschedule();
-  }
-  return now;
+void TcpEndpoint::OnSent(uint32_t /*rail*/) {
+  if (look_at_) return;
+  look_at_ = Now() + kLookInterval;
+  Reschedule();
 }
 
 void TcpEndpoint::CheckAcknowledgements(Time now) {
   look_at_.reset();
   for (uint32_t i = 0; i < rails() && !down(); ++i) {
-    TcpRail& rail = *rails_[i];
-    if (!rail.up() || !rail.watched()) continue;
-    if (rail.Stalled(now)) {
-      const bool in_vain = rail.carried() == RailLife::Carried::kNothing;
+    bool stalled = false;
+    bool in_vain = false;
+    {
+      const Held rail = Hold(i);
+      if (!rail->up() || !rail->watched()) continue;
+      stalled = rail->Stalled(now);
+      in_vain = stalled && rail->carried() == RailLife::Carried::kNothing;
+      if (!stalled && rail->watched()) look_at_ = now + kLookInterval;
+    }
+    if (stalled) {
       RailFailed(i, absl::UnavailableError(absl::StrCat(
                         "nothing of what was sent has been acknowledged for ",
                         net::Dialler::kUserTimeoutMs, " ms",
                         in_vain ? ", though the stream came up: does the path take packets of "
                                   "the interface's MTU?"
                                 : "")));
-    } else if (rail.watched()) {
-      look_at_ = now + kLookInterval;
     }
   }
 }

@@ -22,12 +22,15 @@ struct TcpOptions {
   // loopback. The agent opens as many streams to a peer as it takes to use every address of both
   // sides, and at least `streams`. Empty: the routing table chooses.
   std::vector<std::string> addresses{};
+  // Threads that move the bytes of data streams, 0 to 16. 0: the agent's driving thread does.
+  uint32_t data_threads = 0;
 };
 
 template <typename Io>
 void Fields(Io& io, OptionRef<Io, TcpOptions> options) {
   io.Number("streams", options.streams, 1, 16);
   io.List("addresses", options.addresses);
+  io.Number("data_threads", options.data_threads, 0, 16);
 }
 
 }  // namespace kvxfer::tcp

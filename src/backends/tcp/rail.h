@@ -6,7 +6,9 @@
 //
 // Order: frames are sent in the order of Post, except that a fence marker overtakes frames of other
 // transfers that have not begun.
-// Thread-safety: none; called by the agent's driver only.
+// Thread-safety: none. The agent's driver calls it; of a rail that is lent to a data thread only
+// what needs no exclusion (index, state, life, last_up, fd), or while it holds that thread
+// (data_thread.h).
 
 #ifndef KVXFER_BACKENDS_TCP_RAIL_H_
 #define KVXFER_BACKENDS_TCP_RAIL_H_
@@ -17,12 +19,14 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/tcp/frames.h"
+#include "src/backends/tcp/rail_host.h"
 #include "src/backends/tcp/stage_pool.h"
 #include "src/core/base/clock.h"
 #include "src/transport/rail_life.h"
@@ -31,8 +35,6 @@
 #include "src/transport/sockets/stream.h"
 
 namespace kvxfer::tcp {
-
-class TcpEndpoint;
 
 // The most pieces of one system call: IOV_MAX on Linux.
 inline constexpr size_t kMaxIovecs = 1024;
@@ -45,9 +47,12 @@ constexpr bool AreShort(size_t bytes, size_t runs) { return bytes < runs * kShor
 
 class TcpRail final : public net::Stream {
  public:
-  TcpRail(TcpEndpoint* endpoint, uint32_t index);
+  // `host` and `client`: of the rail's endpoint, whose `connecting` side this is.
+  TcpRail(RailHost* host, net::StreamClient* client, bool connecting, uint32_t index);
 
   uint32_t index() const { return index_; }
+  // `host` runs the rail from now on. An error ends this life.
+  absl::Status MoveTo(RailHost* host, net::StreamClient* client);
 
   // --- its life (rail_life.cc) ---
   // kDown → kConnecting → kGreeting (waits for the welcome) → kUp → kDown. The accepting side goes
@@ -84,6 +89,8 @@ class TcpRail final : public net::Stream {
   bool HasSpace() const;
   void Push(const Op& op);  // checked by the endpoint
   void PushMarker(uint64_t transfer);
+  // Whether one more op may wait, where that much does already.
+  static bool HasSpace(uint64_t bytes, size_t frames, size_t reads);
   // Sends frames, up to `budget` bytes or as much as the socket takes.
   absl::Status Send(size_t budget);
   bool CanSend() const { return writable() && !out_.empty(); }  // implies up()
@@ -91,10 +98,13 @@ class TcpRail final : public net::Stream {
   uint64_t queued_bytes() const { return queued_bytes_; }
 
   // --- receiving (rail_receive.cc) ---
-  // Receives up to `budget` bytes, as much as there is, or until the endpoint has a control
-  // message.
+  // Receives up to `budget` bytes, as much as there is, or until the host says that something comes
+  // first.
   absl::Status Receive(size_t budget);
   bool CanReceive() const;
+  // Why the stream has ended, of one that hung_up(). Nothing more is read from it, even if its
+  // socket still holds bytes.
+  absl::Status WhyHungUp() const;
   // Enough reads are being served: further requests wait in the socket.
   bool Paused() const;
 
@@ -102,8 +112,9 @@ class TcpRail final : public net::Stream {
   // Connecting side: completes every op of `transfer` with `why`, or every op (0). The rest of a
   // frame that has begun is sent as filler, and the frame is void.
   void CancelOps(uint64_t transfer, const absl::Status& why);
-  // Accepting side: writes and serves nothing more of `transfer`.
+  // Accepting side: writes and serves nothing more of `transfer`, until Allow.
   void Discard(uint64_t transfer);
+  void Allow(uint64_t transfer);
   // A region closes and is no longer served. False: a frame is being written into it.
   bool ReleaseRegion(const net::Region* region);
 
@@ -177,7 +188,8 @@ class TcpRail final : public net::Stream {
   void StartPayload();
   void CompleteOp(uint64_t op, absl::Status status);
 
-  TcpEndpoint* const endpoint_;
+  RailHost* host_;
+  const bool connecting_;
   const uint32_t index_;
   State state_ = State::kDown;
   uint32_t life_ = 0;
@@ -195,12 +207,14 @@ class TcpRail final : public net::Stream {
   std::vector<std::vector<std::byte>> spare_prefixes_;  // of frames that are over
   size_t sent_ = 0;  // bytes of out_[0]: prefix, payload and trailer
   uint64_t last_number_ = 0;
+  uint64_t requested_ = 0;  // the number of the last read whose request has left
   std::deque<PendingRead> reads_;
 
   // Receiving.
   Stage stage_ = Stage::kHead;
   FrameHead head_;
-  bool discard_ = false;  // the current frame must not be written to memory
+  bool discard_ = false;                 // the current frame must not be written to memory
+  std::unordered_set<uint64_t> fenced_;  // transfers whose frames are discarded
   std::vector<Landing> landings_;
   size_t landing_ = 0;   // where the payload continues
   size_t received_ = 0;  // bytes of landings_[landing_]

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 
 namespace kvxfer::tcp {
@@ -40,11 +39,14 @@ void TcpRail::CancelOps(uint64_t transfer, const absl::Status& why) {
 }
 
 void TcpRail::Discard(uint64_t transfer) {
+  fenced_.insert(transfer);
   if (stage_ != Stage::kHead && head_.transfer == transfer) discard_ = true;
   for (Outgoing& response : out_) {
     if (response.head.transfer == transfer) response.voided = true;
   }
 }
+
+void TcpRail::Allow(uint64_t transfer) { fenced_.erase(transfer); }
 
 bool TcpRail::ReleaseRegion(const net::Region* region) {
   for (Outgoing& response : out_) {

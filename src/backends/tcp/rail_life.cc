@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 #include "src/transport/dialler.h"
 
@@ -25,6 +24,14 @@ void GuardData(int fd) {
 }
 
 }  // namespace
+
+TcpRail::TcpRail(RailHost* host, net::StreamClient* client, bool connecting, uint32_t index)
+    : Stream(client), host_(host), connecting_(connecting), index_(index) {}
+
+absl::Status TcpRail::MoveTo(RailHost* host, net::StreamClient* client) {
+  host_ = host;
+  return Stream::MoveTo(client);
+}
 
 absl::Status TcpRail::Dial(uint32_t life, const net::SocketAddress& from,
                            const net::SocketAddress& to) {

@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 #include "src/core/base/strings.h"
+#include "src/transport/host/hidden_move.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -41,26 +42,30 @@ bool TcpRail::CanReceive() const {
   return readable() || staged() >= StageBytes();
 }
 
+absl::Status TcpRail::WhyHungUp() const {
+  const int error = net::SocketError(fd());
+  return absl::UnavailableError(error != 0 ? ErrnoText("connection lost", error)
+                                           : "the peer closed the connection (end of file)");
+}
+
 absl::Status TcpRail::Receive(size_t budget) {
   absl::Status status = ReceiveSome(budget);
   // Between two frames, and in a payload that is received in place, nothing is staged.
   if (in_ != nullptr && staged() == 0) {
     in_begin_ = in_end_ = 0;
-    endpoint_->stages().Give(std::move(in_));
+    host_->stages().Give(std::move(in_));
   }
   return status;
 }
 
 absl::Status TcpRail::ReceiveSome(size_t budget) {
-  while (endpoint_->up() && up() && !endpoint_->sink().full()) {
+  while (up() && host_->CanTakeEvents()) {
     if (stage_ == Stage::kHead && Paused()) break;
     absl::StatusOr<bool> parsed = ParseStaged();
     if (!parsed.ok()) return parsed.status();
     if (*parsed) continue;
     if (!readable() || budget == 0) break;
-    // An abort or fence that the peer sent before these bytes must take effect before they are
-    // written. The control stream may also say that this rail is lost.
-    if (!endpoint_->ControlIsQuiet() || !up()) break;
+    if (!host_->MayRead() || !up()) break;
     absl::StatusOr<size_t> n = ReadMore();
     if (!n.ok()) return n.status();
     budget -= std::min(budget, *n);
@@ -91,7 +96,7 @@ absl::StatusOr<bool> TcpRail::ParseStaged() {
 }
 
 absl::StatusOr<size_t> TcpRail::ReadMore() {
-  if (in_ == nullptr) in_ = endpoint_->stages().Take();
+  if (in_ == nullptr) in_ = host_->stages().Take();
   return stage_ == Stage::kPayload ? ReadPayload() : ReadStaged();
 }
 
@@ -113,7 +118,7 @@ absl::StatusOr<size_t> TcpRail::ReadPayload() {
   std::array<iovec, kMaxIovecs> pieces;
   size_t n = 0;
   size_t payload = 0;
-  const std::span<std::byte> scratch = endpoint_->scratch();
+  const std::span<std::byte> scratch = host_->scratch();
   const bool through_scratch = discard_ || AreShort(head_.bytes, landings_.size());
   if (through_scratch) {
     payload = std::min(payload_left_, scratch.size());
@@ -153,7 +158,10 @@ void TcpRail::Land(std::span<const std::byte> bytes) {
   while (!discard_ && !bytes.empty()) {
     const Landing& to = landings_[landing_];
     const size_t step = std::min(bytes.size(), to.bytes - received_);
-    std::memcpy(to.data + received_, bytes.data(), step);
+    {
+      const HiddenMove moves;
+      std::memcpy(to.data + received_, bytes.data(), step);
+    }
     bytes = bytes.subspan(step);
     SkipReceived(step);
   }
@@ -181,18 +189,18 @@ absl::Status TcpRail::OnHead() {
   discard_ = false;
   landings_.clear();
   // Only the connecting side receives read responses, and only the accepting side everything else.
-  if ((head_.kind == FrameKind::kReadResponse) != endpoint_->connecting()) {
+  if ((head_.kind == FrameKind::kReadResponse) != connecting_) {
     return absl::InvalidArgumentError("the peer sent a data frame that is not its to send");
   }
   switch (head_.kind) {
     case FrameKind::kFence:
-      endpoint_->OnMarker(head_.transfer, index_);
+      host_->OnMarker(head_.transfer, index_);
       return absl::OkStatus();
     case FrameKind::kReadResponse:
       return OnResponse();
     case FrameKind::kWrite:
     case FrameKind::kReadRequest:
-      discard_ = endpoint_->IsFenced(head_.transfer);
+      discard_ = !fenced_.empty() && fenced_.contains(head_.transfer);
       stage_ = Stage::kRuns;
       return absl::OkStatus();
   }
@@ -220,7 +228,7 @@ absl::Status TcpRail::OnRuns() {
 absl::Status TcpRail::OnWriteRuns() {
   for (size_t i = 0; i < head_.runs && !discard_; ++i) {
     const WireRun run = RunAt(i);
-    absl::StatusOr<const net::Region*> held = endpoint_->regions().Check(run, Access::kRemoteWrite);
+    absl::StatusOr<const net::Region*> held = host_->Check(run, Access::kRemoteWrite);
     if (!held.ok()) return Annotate(held.status(), "remote write refused");
     if (run.bytes == 0) continue;
     landings_.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes, *held});
@@ -241,6 +249,10 @@ absl::Status TcpRail::OnResponse() {
     discard_ = true;
     StartPayload();
     return absl::OkStatus();
+  }
+  // The request would still be sent from blocks that the application frees with the answer.
+  if (head_.number > requested_) {
+    return absl::InvalidArgumentError("the peer answered a read before it was asked for it");
   }
   if (head_.number > reads_.front().number) {
     return absl::InvalidArgumentError("the peer answered reads out of order");
@@ -267,8 +279,7 @@ absl::Status TcpRail::OnTrailer() {
   stage_ = Stage::kHead;
   if (discard_) return absl::OkStatus();
   if (head_.kind == FrameKind::kWrite) {
-    if (trailer->valid && trailer->has_immediate)
-      endpoint_->OnImmediate(index_, trailer->immediate);
+    if (trailer->valid && trailer->has_immediate) host_->OnImmediate(index_, trailer->immediate);
     return absl::OkStatus();
   }
   const PendingRead read = reads_.front();
@@ -282,7 +293,7 @@ absl::Status TcpRail::OnTrailer() {
 }
 
 void TcpRail::CompleteOp(uint64_t op, absl::Status status) {
-  endpoint_->OnCompletion(op, index_, std::move(status));
+  host_->OnCompletion(op, index_, std::move(status));
 }
 
 }  // namespace kvxfer::tcp

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
+#include "src/transport/host/hidden_move.h"
 
 namespace kvxfer::tcp {
 namespace {
@@ -27,6 +27,7 @@ alignas(4096) constexpr std::array<std::byte, 64 * 1024> kFiller{};
 
 // Copies the next bytes of `payload`, up to `limit` and the size of `to`. Returns their number.
 size_t Pack(RunWalk payload, size_t limit, std::span<std::byte> to) {
+  const HiddenMove moves;
   limit = std::min(limit, to.size());
   for (size_t packed = 0; packed < limit; payload.Next()) {
     const Run& run = payload.run();
@@ -77,12 +78,12 @@ bool HasPayload(FrameKind kind) {
 
 }  // namespace
 
-TcpRail::TcpRail(TcpEndpoint* endpoint, uint32_t index)
-    : Stream(endpoint), endpoint_(endpoint), index_(index) {}
+bool TcpRail::HasSpace(uint64_t bytes, size_t frames, size_t reads) {
+  return bytes < kMaxQueuedBytes && frames < kMaxQueuedFrames && reads < kMaxPendingReads;
+}
 
 bool TcpRail::HasSpace() const {
-  return up() && queued_bytes_ < kMaxQueuedBytes && out_.size() < kMaxQueuedFrames &&
-         reads_.size() < kMaxPendingReads;
+  return up() && HasSpace(queued_bytes_, out_.size(), reads_.size());
 }
 
 void TcpRail::Push(const Op& op) {
@@ -178,7 +179,7 @@ size_t TcpRail::GatherPayload(const Outgoing& frame, size_t sent, std::span<iove
 size_t TcpRail::Gather(std::span<iovec> pieces, size_t limit) {
   size_t n = 0;
   size_t sent = sent_;
-  std::span<std::byte> scratch = endpoint_->scratch();
+  std::span<std::byte> scratch = host_->scratch();
   for (Outgoing& frame : out_) {
     if (limit == 0 || pieces.size() - n < kMinFramePieces) break;
     EncodePrefix(frame);
@@ -230,7 +231,8 @@ absl::Status TcpRail::Send(size_t budget) {
     // The first bytes since the last check: begin to watch their acknowledgements.
     if (!watched_) {
       watched_ = true;
-      answered_ = endpoint_->WatchAcknowledgements();
+      answered_ = Now();
+      host_->OnSent(index_);
     }
     budget -= std::min(budget, *sent);
     Advance(*sent);
@@ -246,6 +248,7 @@ void TcpRail::FinishFrame() {
     frame.prefix.clear();
     spare_prefixes_.push_back(std::move(frame.prefix));
   }
+  if (frame.head.kind == FrameKind::kReadRequest) requested_ = frame.head.number;
   if (HasPayload(frame.head.kind)) queued_bytes_ -= frame.head.bytes;
   if (frame.owes_completion) CompleteOp(frame.op, absl::OkStatus());
 }

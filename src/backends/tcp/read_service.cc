@@ -6,7 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "src/backends/tcp/endpoint.h"
 #include "src/backends/tcp/rail.h"
 #include "src/core/base/strings.h"
 
@@ -19,8 +18,7 @@ constexpr size_t kMaxServedFrames = 8;
 }  // namespace
 
 bool TcpRail::Paused() const {
-  return !endpoint_->connecting() &&
-         (queued_bytes_ >= kMaxServedBytes || out_.size() >= kMaxServedFrames);
+  return !connecting_ && (queued_bytes_ >= kMaxServedBytes || out_.size() >= kMaxServedFrames);
 }
 
 absl::Status TcpRail::OnReadRuns() {
@@ -53,7 +51,7 @@ absl::StatusOr<std::unique_ptr<TcpRail::Served>> TcpRail::Serve() const {
   served->regions.reserve(head_.runs);
   for (uint32_t i = 0; i < head_.runs; ++i) {
     const WireRun run = RunAt(i);
-    absl::StatusOr<const net::Region*> held = endpoint_->regions().Check(run, Access::kRemoteRead);
+    absl::StatusOr<const net::Region*> held = host_->Check(run, Access::kRemoteRead);
     if (!held.ok()) return Annotate(held.status(), "remote read refused");
     served->blocks.push_back(
         {.local = run.address, .bytes = run.bytes, .local_region = i, .remote_region = 0});

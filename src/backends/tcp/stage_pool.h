@@ -1,7 +1,7 @@
 // Buffers for what rails read and have not passed on. A rail holds one while there are bytes in it,
 // so that a thousand idle connections hold none.
 //
-// Thread-safety: none; only the driver calls it.
+// Thread-safety: none; its owner calls it, the driver or a data thread.
 
 #ifndef KVXFER_BACKENDS_TCP_STAGE_POOL_H_
 #define KVXFER_BACKENDS_TCP_STAGE_POOL_H_

@@ -3,7 +3,6 @@
 #include <sys/timerfd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 
 #include "src/core/base/strings.h"
@@ -50,13 +49,23 @@ void Reactor::Change(int fd, Watcher* watcher, uint32_t events) {
 void Reactor::Remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
 void Reactor::Collect() {
-  std::array<epoll_event, 64> events;
-  // Time-out 0: Poll never blocks here. What does not fit into `events` is reported by the next
-  // call.
-  const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
-  for (int i = 0; i < n; ++i) {
-    const epoll_event& event = events[static_cast<size_t>(i)];
-    if (event.data.ptr != nullptr) static_cast<Watcher*>(event.data.ptr)->OnReady(event.events);
+  Ready ready;
+  // What does not fit into `ready` is reported by the next call.
+  WaitFor(ready, 0);
+  Dispatch(ready, {});
+}
+
+void Reactor::WaitFor(Ready& out, int timeout_ms) const {
+  out.count = ::epoll_wait(epoll_.get(), out.events.data(), static_cast<int>(out.events.size()),
+                           timeout_ms);
+}
+
+void Reactor::Dispatch(const Ready& ready, std::span<const Watcher* const> gone) {
+  for (int i = 0; i < ready.count; ++i) {
+    const epoll_event& event = ready.events[static_cast<size_t>(i)];
+    auto* const watcher = static_cast<Watcher*>(event.data.ptr);
+    if (watcher == nullptr || std::ranges::find(gone, watcher) != gone.end()) continue;
+    watcher->OnReady(event.events);
   }
 }
 

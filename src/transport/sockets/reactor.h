@@ -4,16 +4,19 @@
 // directions: its watcher keeps readiness in flags, so no system call is needed to start or stop
 // asking for "writable".
 //
-// Thread-safety: none; used by the agent's driving thread.
+// Thread-safety: none, except Wait; used by one thread, the agent's driving thread or a data
+// thread.
 
 #ifndef KVXFER_TRANSPORT_SOCKETS_REACTOR_H_
 #define KVXFER_TRANSPORT_SOCKETS_REACTOR_H_
 
 #include <sys/epoll.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -50,12 +53,24 @@ class Reactor {
   // Notifies the watchers of what became ready; never blocks.
   void Collect();
 
+  // The two halves of Collect, for a thread that sleeps. Wait returns when something is ready, or
+  // for a signal; others may call Remove meanwhile. Dispatch notifies all watchers but `gone`: name
+  // those that were removed since Wait began.
+  struct Ready {
+    std::array<epoll_event, 64> events;
+    int count = 0;
+  };
+  void Wait(Ready& out) const { WaitFor(out, /*timeout_ms=*/-1); }
+  static void Dispatch(const Ready& ready, std::span<const Watcher* const> gone);
+
   // Makes fd() readable at `when`; nullopt: never.
   void SetTimer(std::optional<Time> when);
 
   int fd() const { return epoll_.get(); }
 
  private:
+  void WaitFor(Ready& out, int timeout_ms) const;
+
   Fd epoll_;
   Fd timer_;
   std::optional<Time> when_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "src/core/base/strings.h"
+#include "src/transport/host/hidden_move.h"
 #include "src/transport/host/message_order.h"
 
 namespace kvxfer::net {
@@ -15,6 +16,18 @@ size_t TotalBytes(std::span<const iovec> pieces) {
   size_t total = 0;
   for (const iovec& piece : pieces) total += piece.iov_len;
   return total;
+}
+
+ssize_t Send(int fd, const msghdr& message) {
+  const HiddenMove moves;
+  return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+ssize_t Receive(int fd, std::span<iovec> pieces) {
+  const HiddenMove moves;
+  // recv is cheaper than readv, which matters to a thread that polls.
+  return pieces.size() == 1 ? ::recv(fd, pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
+                            : ::readv(fd, pieces.data(), static_cast<int>(pieces.size()));
 }
 
 }  // namespace
@@ -42,6 +55,13 @@ Fd Stream::Release() {
   return std::move(fd_);
 }
 
+absl::Status Stream::MoveTo(StreamClient* client) {
+  client_->reactor().Remove(fd_.get());
+  client_ = client;
+  readable_ = writable_ = true;
+  return client_->reactor().Add(fd_.get(), this);
+}
+
 void Stream::OnReady(uint32_t events) {
   constexpr uint32_t kHangUp = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
   if (events & kHangUp) hung_up_ = true;
@@ -55,7 +75,7 @@ absl::StatusOr<size_t> Stream::Write(std::span<iovec> pieces) {
   message.msg_iov = pieces.data();
   message.msg_iovlen = pieces.size();
   while (true) {
-    const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = Send(fd_.get(), message);
     if (n >= 0) return static_cast<size_t>(n);
     if (errno == EINTR) continue;
     if (errno == EAGAIN) {
@@ -69,10 +89,7 @@ absl::StatusOr<size_t> Stream::Write(std::span<iovec> pieces) {
 absl::StatusOr<size_t> Stream::Read(std::span<iovec> pieces) {
   const size_t asked = TotalBytes(pieces);
   while (true) {
-    // recv is cheaper than readv, which matters to a thread that polls.
-    const ssize_t n = pieces.size() == 1
-                          ? ::recv(fd_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT)
-                          : ::readv(fd_.get(), pieces.data(), static_cast<int>(pieces.size()));
+    const ssize_t n = Receive(fd_.get(), pieces);
     if (n > 0) {
       MessageHasCome();
       // Fewer bytes than asked for: the socket is empty, and the next byte makes a new edge. The

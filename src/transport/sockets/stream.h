@@ -1,6 +1,6 @@
 // One connected socket of an endpoint, with its readiness flags.
 //
-// Thread-safety: none; used by the agent's driving thread.
+// Thread-safety: none; used by the thread that runs its client's reactor.
 
 #ifndef KVXFER_TRANSPORT_SOCKETS_STREAM_H_
 #define KVXFER_TRANSPORT_SOCKETS_STREAM_H_
@@ -44,6 +44,9 @@ class Stream : public Watcher {
   void Adopt(Fd fd);
   // Stops watching the socket and returns it.
   Fd Release();
+  // Another client has the stream from now on, and its reactor watches the socket. On an error
+  // nobody watches it, and Release is all that may be called.
+  absl::Status MoveTo(StreamClient* client);
 
   void OnReady(uint32_t events) override;
 
@@ -54,7 +57,7 @@ class Stream : public Watcher {
   absl::StatusOr<size_t> Read(std::span<iovec> pieces);
 
  private:
-  StreamClient* const client_;
+  StreamClient* client_;
   Fd fd_;
   bool readable_ = false;
   bool writable_ = false;

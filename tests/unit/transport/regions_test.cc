@@ -42,6 +42,25 @@ class Regions : public ::testing::Test {
       std::in_place, [this](const Region* region) { closed_.push_back(region->rkey()); }};
 };
 
+// As a data thread looks them up: the cache finds a region until it forgets it.
+TEST_F(Regions, AreFoundThroughACacheOfOnesOwn) {
+  ASSERT_OK_AND_ASSIGN(auto region, map_->Register(Local(kRkey), "test"));
+  const auto* const same = static_cast<const Region*>(region.get());
+  RegionCache cache;
+  EXPECT_EQ(cache.Find(kRkey), nullptr);
+  ASSERT_OK_AND_ASSIGN(const Region* const found,
+                       map_->Check(Run(0, 8), Access::kRemoteWrite, cache));
+  EXPECT_EQ(found, same);
+  EXPECT_EQ(cache.Find(kRkey), same);
+  // Another rkey in the same place of the cache.
+  EXPECT_EQ(cache.Find(kRkey + 64), nullptr);
+  EXPECT_EQ(cache.Find(kRkey), same);
+  cache.Forget(*same);
+  EXPECT_EQ(cache.Find(kRkey), nullptr);
+  region.reset();
+  EXPECT_FALSE(map_->Check(Run(0, 8), Access::kRemoteWrite, cache).ok());
+}
+
 TEST_F(Regions, GrantWhatIsInsideAndNothingElse) {
   ASSERT_OK_AND_ASSIGN(const auto region, map_->Register(Local(kRkey), "test"));
   EXPECT_TRUE(Granted(Run(0, 4096)));
