@@ -4,7 +4,8 @@
 //
 // Thread-safety: one agent thread at a time calls into a backend and the objects that it made, so a
 // backend needs no locks for that. The exception is Backend::Register. Nothing here may block,
-// except MakeBackend and Register.
+// except MakeBackend and Register. What ends something (Fence, Shutdown, the destructors) may wait
+// for a move of bytes that a thread of the backend has begun, of some megabytes at most.
 // Order: the agent assumes no order beyond what Capabilities declares.
 //
 // Example (the smallest use of one):
