@@ -94,15 +94,15 @@ absl::StatusOr<std::unique_ptr<Registration>> TcpBackend::Register(const LocalRe
 }
 
 void TcpBackend::OnRegionClosed(const net::Region* region) {
-  std::vector<TcpEndpoint*> written;
+  std::vector<std::pair<TcpEndpoint*, uint32_t>> written;
   {
     const std::vector<DataThread::Hold> holds = threads_->Forget(*region);
     for (net::ControlEndpoint* endpoint : hub_.endpoints()) {
       auto* const of = static_cast<TcpEndpoint*>(endpoint);
-      if (!of->ReleaseRegion(region)) written.push_back(of);
+      if (const auto rail = of->ReleaseRegion(region)) written.emplace_back(of, *rail);
     }
   }
-  for (TcpEndpoint* const endpoint : written) endpoint->OnRegionWritten();
+  for (const auto& [endpoint, rail] : written) endpoint->OnRegionWritten(rail);
 }
 
 std::span<std::byte> TcpBackend::scratch() {

@@ -227,6 +227,7 @@ class DataThreads {
   DataThreads(uint32_t threads, net::RegionMap* regions, net::Reactor* reactor)
       : threads_wanted_(threads), regions_(regions), reactor_(reactor) {}
 
+  bool asked_for() const { return threads_wanted_ > 0; }
   // Lends a rail that is up. Null: there is no thread, and the rail stays where it is.
   std::unique_ptr<LentRail> Lend(TcpRail* rail, RailHome* home);
   // Takes the rail back to its home. Everything that happened on it has been reported then. An

@@ -34,7 +34,7 @@ bool DataThreads::Start() {
 }
 
 std::unique_ptr<LentRail> DataThreads::Lend(TcpRail* rail, RailHome* home) {
-  if (threads_wanted_ == 0 || !Start()) return nullptr;
+  if (!asked_for() || !Start()) return nullptr;
   DataThread* const thread = threads_[turn_++ % threads_.size()].get();
   auto lent = std::make_unique<LentRail>(thread, rail, home);
   const DataThread::Hold hold(thread);

@@ -212,17 +212,19 @@ void TcpEndpoint::OnImmediate(uint32_t rail, uint32_t immediate) {
       {.kind = EventKind::kImmediate, .endpoint = this, .rail = rail, .immediate = immediate});
 }
 
-bool TcpEndpoint::ReleaseRegion(const net::Region* region) {
-  bool released = true;
-  for (const auto& rail : rails_) released &= !up() || rail->ReleaseRegion(region);
-  return released;
+std::optional<uint32_t> TcpEndpoint::ReleaseRegion(const net::Region* region) {
+  std::optional<uint32_t> written;
+  for (uint32_t i = 0; i < rails() && up(); ++i) {
+    if (!rails_[i]->ReleaseRegion(region) && !written) written = i;
+  }
+  return written;
 }
 
 // The agent closes a region only once its peers have said that they write no more to it.
-void TcpEndpoint::OnRegionWritten() {
+void TcpEndpoint::OnRegionWritten(uint32_t rail) {
   if (!up()) return;
   Fail(absl::FailedPreconditionError("a region was deregistered while the peer wrote to it"),
-       "data stream");
+       absl::StrCat("data stream ", rail));
 }
 
 void TcpEndpoint::EndData(const absl::Status& why) {

@@ -59,10 +59,11 @@ class TcpEndpoint final : public net::ControlEndpoint, public RailHome {
   // Takes the socket of such a stream, which is watched already. False: it is of an earlier life,
   // and `fd` is left alone.
   bool Join(const Preamble& preamble, net::Fd& fd);
-  // The region is being closed, and the backend holds every data thread. False: the peer writes to
-  // it. OnRegionWritten then ends the endpoint, once the threads go on.
-  bool ReleaseRegion(const net::Region* region);
-  void OnRegionWritten();
+  // The region is being closed, and the backend holds every data thread. Returns the rail over
+  // which the peer writes to it, if there is one; OnRegionWritten then ends the endpoint, once the
+  // threads go on.
+  std::optional<uint32_t> ReleaseRegion(const net::Region* region);
+  void OnRegionWritten(uint32_t rail);
 
   // --- RailHome ---
   bool CanTakeEvents() const override;

@@ -9,7 +9,7 @@
 namespace kvxfer::tcp {
 
 void TcpEndpoint::LendRails() {
-  if (!authorized_) return;
+  if (!authorized_ || !backend_->threads().asked_for()) return;
   for (uint32_t i = 0; i < rails(); ++i) {
     if (!AtHome(i) || !rails_[i]->up() || rails_[i]->hung_up()) continue;
     lent_[i] = backend_->threads().Lend(rails_[i].get(), this);
