@@ -1,9 +1,11 @@
 # Reads the C++ files named on the command line and prints for each of them one line: the file, then
-# every file of the repository that it includes, directly or not. Run in the root of the repository.
+# every file of the repository that it includes, directly or not. Run in the root of the repository;
+# `root`, with a slash, is cut off where a file of a unity build includes by the whole path.
 FNR == 1 { order[++count] = FILENAME; known[FILENAME] = 1 }
 
 /^#include "/ {
   split($0, part, "\"")
+  if (root != "" && index(part[2], root) == 1) part[2] = substr(part[2], length(root) + 1)
   direct[FILENAME] = direct[FILENAME] " " part[2]
 }
 
