@@ -40,23 +40,29 @@ constexpr Duration kHandedWithin = std::chrono::microseconds(100);
 // Reading the clock costs as much as a round that finds nothing, so not every such round reads it.
 constexpr uint32_t kClockEvery = 8;
 
-// What epoll events of the loop's own eventfd carry in place of a backend's index.
+// A sleep that is shorter has a time-out of its own: the timer would have to be set for it, and set
+// again after it.
+constexpr Duration kShortSleep = std::chrono::milliseconds(1);
+
+// What epoll events of the loop's own descriptors carry in place of a backend's index.
 constexpr uint32_t kOwnEvent = ProgressLoop::kMaxFds;
 constexpr uint64_t kOwnBit = uint64_t{1} << kOwnEvent;
+constexpr uint32_t kTimer = kOwnEvent + 1;
+using Events = std::array<epoll_event, kTimer + 1>;
 
+// That the timer has fired is only there to wake.
 uint64_t Readable(std::span<const epoll_event> events) {
   uint64_t readable = 0;
-  for (const epoll_event& event : events) readable |= uint64_t{1} << event.data.u32;
+  for (const epoll_event& event : events) {
+    if (event.data.u32 != kTimer) readable |= uint64_t{1} << event.data.u32;
+  }
   return readable;
 }
 
-// Sleeps in epoll until `until`, at most a minute. Linux before 5.11 has no epoll_pwait2: there the
-// time is rounded up to whole milliseconds, so that a timer is due when this returns.
-int EpollUntil(int epoll_fd, std::span<epoll_event> events, Time until) {
+// Waits in epoll for at most `left`. Linux before 5.11 has no epoll_pwait2: there the time is
+// rounded up to whole milliseconds, so that a timer is due when this returns.
+int EpollFor(int epoll_fd, std::span<epoll_event> events, Duration left) {
   static std::atomic<bool> fine{true};
-  const Time now = Now();
-  const Duration left =
-      until > now ? std::min<Duration>(until - now, std::chrono::minutes(1)) : Duration::zero();
   const int size = static_cast<int>(events.size());
 #ifdef SYS_epoll_pwait2
   if (fine.load(std::memory_order_relaxed)) {
@@ -89,13 +95,13 @@ absl::Status ProgressLoop::Start(Driven* driven, const std::vector<int>& fds) {
         ErrnoText("cannot create the agent's epoll and event descriptors", errno));
   }
   if (auto status = standby_.Open(); !status.ok()) return status;
+  if (auto status = timer_.Open(); !status.ok()) return status;
   if (fds.size() > kMaxFds) return absl::InvalidArgumentError("too many backends");
-  std::vector<int> all = fds;
-  all.push_back(event_fd_);
-  for (uint32_t i = 0; i < all.size(); ++i) {
-    const bool own = i == fds.size();
-    epoll_event event{.events = EPOLLIN, .data = {.u32 = own ? kOwnEvent : i}};
-    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, all[i], &event) != 0) {
+  std::vector<std::pair<int, uint32_t>> all = {{event_fd_, kOwnEvent}, {timer_.fd(), kTimer}};
+  for (uint32_t i = 0; i < fds.size(); ++i) all.emplace_back(fds[i], i);
+  for (const auto& [fd, index] : all) {
+    epoll_event event{.events = EPOLLIN, .data = {.u32 = index}};
+    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
       return absl::InternalError(ErrnoText("epoll_ctl on a backend's wait descriptor", errno));
     }
   }
@@ -338,7 +344,7 @@ Time ProgressLoop::DriveAsDriver(Driver& driver, absl::FunctionRef<bool()> done,
 
 // The descriptors that are readable now, without sleeping.
 uint64_t ProgressLoop::Look(Time now) {
-  std::array<epoll_event, kMaxFds + 1> events;
+  Events events;
   const int n = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), 0);
   looked_ = now;
   unlooked_ = 0;
@@ -367,6 +373,10 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
     return true;
   }
   const Time wake = std::min(until, driven_->NextTimer());
+  const Time now = Now();
+  const bool is_short = wake < now + kShortSleep;
+  // Before somebody else may drive. Also for a short sleep, which a timer that has fired would end.
+  timer_.SleepUntil(is_short ? Time::max() : wake, now);
   bool sleeps = false;
   {
     std::lock_guard lock(mu_);
@@ -380,8 +390,10 @@ bool ProgressLoop::SleepOnce(Time until, bool background, uint64_t& readable) {
     readable = Look(Now());
     return true;
   }
-  std::array<epoll_event, kMaxFds + 1> events;
-  const int n = EpollUntil(epoll_fd_, events, wake);
+  Events events;
+  const int n = is_short
+                    ? EpollFor(epoll_fd_, events, std::max(wake - now, Duration::zero()))
+                    : epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), -1);
   std::unique_lock lock(mu_);
   for (;;) {
     switch (drive_state_.EndSleep(background)) {

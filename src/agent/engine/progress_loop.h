@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "src/agent/engine/drive_state.h"
 #include "src/agent/engine/standby_timer.h"
+#include "src/agent/engine/wake_timer.h"
 #include "src/core/base/clock.h"
 
 namespace kvxfer {
@@ -95,7 +96,7 @@ class ProgressLoop {
   void Wake(const void* key);
 
  private:
-  // A thread in DriveUntil. It drives (`seated`) or is parked on `cv`.
+  // A thread in DriveUntil. It drives (`driving`) or is parked on `cv`.
   struct Driver {
     DriveState::DriverId id = 0;
     const void* key = nullptr;
@@ -135,6 +136,7 @@ class ProgressLoop {
   uint32_t look_every_ = 1;  // look after this many rounds
   uint32_t unlooked_ = 0;    // rounds since the last look
   Time looked_{};            // time of the last look
+  WakeTimer timer_;
 
   std::mutex mu_;  // guards everything below
   std::vector<Command> commands_;
