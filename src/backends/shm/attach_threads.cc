@@ -7,14 +7,20 @@ namespace {
 
 // Less than this, about 50 us of copying, is not worth another thread.
 constexpr uint64_t kMinShareBytes = 256 * 1024;
+// Batches of up to kAttachedSliceBytes: 30 ms of copying at most.
+constexpr uint32_t kMostAlone = 64;
+// A thread that is late for less than this may only have been asleep.
+constexpr uint64_t kLongShareBytes = 1024 * 1024;
 
 }  // namespace
 
 void AttachThreads::Begin(uint64_t waiting) {
   for (AttachBatch& share : shares_) share.Clear();
   filling_ = 0;
+  const size_t most = alone_ > 0 ? 1 : shares_.size();
+  alone_ -= alone_ > 0 ? 1 : 0;
   allowed_ = static_cast<size_t>(
-      std::clamp<uint64_t>(waiting / kMinShareBytes, 1, static_cast<uint64_t>(shares_.size())));
+      std::clamp<uint64_t>(waiting / kMinShareBytes, 1, static_cast<uint64_t>(most)));
   share_bytes_ = std::min<uint64_t>((waiting + allowed_ - 1) / allowed_, kAttachedSliceBytes);
 }
 
@@ -30,8 +36,14 @@ uint64_t AttachThreads::Add(uint64_t local, uint64_t remote, uint64_t bytes) {
 absl::StatusOr<size_t> AttachThreads::Move(OpKind kind, uint32_t pid) {
   const size_t parts = filling_ + 1;
   moved_.assign(parts, size_t{0});
-  threads_.Run(static_cast<uint32_t>(parts),
-               [&](uint32_t i) { moved_[i] = shares_[i].Move(kind, pid); });
+  const bool in_time = threads_.Run(static_cast<uint32_t>(parts),
+                                    [&](uint32_t i) { moved_[i] = shares_[i].Move(kind, pid); });
+  if (!in_time) {
+    alone_ = next_alone_;
+    if (share_bytes_ >= kLongShareBytes) next_alone_ = std::min(next_alone_ * 2, kMostAlone);
+  } else if (parts > 1) {
+    next_alone_ = 1;
+  }
   size_t total = 0;
   for (size_t i = 0; i < parts; ++i) {
     if (!moved_[i].ok()) {

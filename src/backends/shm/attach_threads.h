@@ -41,6 +41,10 @@ class AttachThreads {
   uint64_t share_bytes_ = 0;
   size_t allowed_ = 1;  // how many shares may be filled
   size_t filling_ = 0;  // the last share that holds something
+  // While other processes keep the CPUs busy this thread copies alone: for so many batches more,
+  // and for so many after the next time that the others come late.
+  uint32_t alone_ = 0;
+  uint32_t next_alone_ = 1;
 };
 
 }  // namespace kvxfer::shm

@@ -29,8 +29,9 @@ namespace {
 constexpr size_t kMaxEmbryos = 64;
 // About 50 us: how long copies keep Poll from other work, except for a slice of attached memory.
 constexpr size_t kCopiedPerPoll = 2 * kSliceBytes;
-// With fewer CPUs a second copying thread would take a CPU from the application.
-constexpr int kSharedCopyCpus = 4;
+// The peer sleeps while its memory is copied, so that two CPUs are enough for a second copying
+// thread; and where others keep both busy, the first thread does not wait for it.
+constexpr int kSharedCopyCpus = 2;
 
 uint32_t CopyThreads(uint32_t asked) {
   return asked != 0 ? asked : UsableCpus() >= kSharedCopyCpus ? 2 : 1;

@@ -12,8 +12,9 @@
 namespace kvxfer::shm {
 
 struct ShmOptions {
-  // Threads that share large copies to and from attached memory, 1 to 8. 0: 2 if at least 4 CPUs
-  // are usable, else 1. With more than one, a copy takes CPUs from the application while it lasts.
+  // Threads that share large copies to and from attached memory, 1 to 8. 0: 2 if more than one
+  // CPU is usable, else 1. With more than one, a copy takes CPUs from the application while it
+  // lasts, as far as these are idle.
   uint32_t copy_threads = 0;
 };
 

@@ -1,6 +1,8 @@
 // A few threads that share one piece of work with the calling thread, which waits for them. The
 // work is a sequence of copies of some hundred microseconds each. Between two copies the threads
-// spin for a moment, so that a large transfer wakes them once; then they sleep.
+// spin for a moment, so that a large transfer wakes them once; then they sleep. A thread that has
+// not begun its part when the caller is done with its own, because other processes have the CPUs,
+// is not waited for: the caller does that part too.
 //
 // Thread-safety: one caller at a time. Everything that the parts did is visible when Run returns.
 
@@ -26,12 +28,14 @@ class CopyThreads {
 
   uint32_t threads() const { return threads_; }
 
-  // Calls part(0) on this thread and part(1) to part(parts - 1) on the others, and returns when all
-  // have ended. 1 <= parts <= threads().
-  void Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part);
+  // Calls part(0) on this thread and part(1) to part(parts - 1) on the others, or on this one where
+  // they come too late, and returns when all have ended. 1 <= parts <= threads(). False: the others
+  // were late, or took twice as long as this thread, which would have been about as fast alone.
+  bool Run(uint32_t parts, absl::FunctionRef<void(uint32_t)> part);
 
  private:
-  enum class State : uint32_t { kIdle, kWorks, kClosing };
+  // kIdle -> kOffered -> kWorks -> kIdle; the caller takes back what is still kOffered.
+  enum class State : uint32_t { kIdle, kOffered, kWorks, kClosing };
   struct Helper {
     std::atomic<State> state{State::kIdle};
     std::thread thread;
@@ -43,7 +47,7 @@ class CopyThreads {
   const uint32_t threads_;
   bool started_ = false;
   std::deque<Helper> helpers_;  // helper i - 1 runs part i
-  // Written before a helper's state becomes kWorks, and read after that.
+  // Written before a helper's state becomes kOffered, and read after that.
   const absl::FunctionRef<void(uint32_t)>* part_ = nullptr;
 };
 

@@ -75,6 +75,8 @@ struct Side {
 
   explicit Side(ControlCarrier control = ControlCarrier::kAuto) {
     options.control = control;
+    // With more of them, one Poll may move everything that can be queued.
+    options.backend["shm"]["copy_threads"] = "1";
     absl::StatusOr<std::unique_ptr<Backend>> made = MakeShmBackend(
         {.options = options, .incarnation = Incarnation::Random(), .host = ReadHostIdentity()});
     EXPECT_TRUE(made.ok()) << made.status();
