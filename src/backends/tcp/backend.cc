@@ -11,11 +11,6 @@
 #include "src/core/base/strings.h"
 
 namespace kvxfer::tcp {
-namespace {
-
-constexpr size_t kScratchBytes = 256 * 1024;
-
-}  // namespace
 
 TcpBackend::TcpBackend(const BackendContext& context, TcpOptions options)
     : options_(context.options),

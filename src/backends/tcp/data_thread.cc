@@ -18,7 +18,6 @@
 namespace kvxfer::tcp {
 namespace {
 
-constexpr size_t kThreadScratchBytes = 256 * 1024;
 // How many events may wait for the driver; with more the thread stops.
 constexpr size_t kMaxEvents = 1024;
 // After how many steps the thread looks for sockets that have become ready, while it has work.
@@ -28,42 +27,33 @@ constexpr uint32_t kCollectEvery = 8;
 constexpr size_t kSendStepBytes = 4 * 1024 * 1024;
 constexpr size_t kReceiveStepBytes = 512 * 1024;
 
-// Reading is not needed: what watches it is edge-triggered.
-void Ring(int bell) {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(bell, &one, sizeof(one));
-}
-
-absl::StatusOr<net::Fd> MakeBell(net::Reactor* reactor) {
-  net::Fd bell = net::Fd::Open([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
-  if (!bell.valid()) return absl::ResourceExhaustedError(ErrnoText("eventfd", errno));
-  absl::Status added = reactor->Add(bell.get(), nullptr, EPOLLIN | EPOLLET);
-  if (!added.ok()) return added;
-  return bell;
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DriverBell>> DriverBell::Create(net::Reactor* reactor) {
-  absl::StatusOr<net::Fd> fd = MakeBell(reactor);
-  if (!fd.ok()) return fd.status();
-  return std::unique_ptr<DriverBell>(new DriverBell(*std::move(fd)));
+absl::StatusOr<std::unique_ptr<Bell>> Bell::Create(net::Reactor* reactor) {
+  net::Fd fd = net::Fd::Open([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+  if (!fd.valid()) return absl::ResourceExhaustedError(ErrnoText("eventfd", errno));
+  absl::Status added = reactor->Add(fd.get(), nullptr, EPOLLIN | EPOLLET);
+  if (!added.ok()) return added;
+  return std::unique_ptr<Bell>(new Bell(std::move(fd)));
 }
 
-void DriverBell::Ring() {
-  if (armed_.load() && armed_.exchange(false)) tcp::Ring(fd_.get());
+void Bell::Ring() {
+  if (!armed_.load() || !armed_.exchange(false)) return;
+  // Reading is not needed: what watches it is edge-triggered.
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof(one));
 }
 
 absl::StatusOr<std::unique_ptr<DataThread>> DataThread::Start(net::RegionMap* regions,
-                                                              DriverBell* bell) {
-  std::unique_ptr<DataThread> out(new DataThread(regions, bell));
+                                                              Bell* driver) {
+  std::unique_ptr<DataThread> out(new DataThread(regions, driver));
   absl::StatusOr<std::unique_ptr<net::Reactor>> reactor = net::Reactor::Create();
   if (!reactor.ok()) return reactor.status();
   out->reactor_ = *std::move(reactor);
-  absl::StatusOr<net::Fd> wake = MakeBell(out->reactor_.get());
-  if (!wake.ok()) return wake.status();
-  out->wake_ = *std::move(wake);
-  out->scratch_.resize(kThreadScratchBytes);
+  absl::StatusOr<std::unique_ptr<Bell>> bell = Bell::Create(out->reactor_.get());
+  if (!bell.ok()) return bell.status();
+  out->bell_ = *std::move(bell);
+  out->scratch_.resize(kScratchBytes);
   try {
     out->thread_ = std::thread([thread = out.get()] { thread->Loop(); });
   } catch (const std::system_error& error) {
@@ -98,7 +88,7 @@ void DataThread::Loop() {
       full = !more && !active_.empty();
       ring = std::exchange(made_events_, false);
     }
-    if (ring) bell_->Ring();
+    if (ring) driver_->Ring();
     if (full) WaitForSpace();
     if (!more && !full) Sleep();
   }
@@ -143,16 +133,14 @@ void DataThread::WaitForSpace() {
 }
 
 void DataThread::Sleep() {
-  sleeps_.store(true);
-  if (!poked_.exchange(false) && !closing_) {
-    reactor_->Wait(ready_);
-  }
-  sleeps_.store(false);
+  bell_->Arm();
+  if (!poked_.exchange(false)) reactor_->Wait(ready_);
+  bell_->Disarm();
 }
 
 void DataThread::Poke() {
   poked_.store(true);
-  if (sleeps_.load() && sleeps_.exchange(false)) Ring(wake_.get());
+  bell_->Ring();
 }
 
 DataThread::Hold::Hold(DataThread* thread) : thread_(thread) {

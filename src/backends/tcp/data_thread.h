@@ -51,19 +51,19 @@ struct RailEvent {
   absl::Status status{};
 };
 
-// Wakes the driver, which sleeps on its backend's wait_fd.
-class DriverBell {
+// Wakes the thread that sleeps on a reactor: the driver, or a data thread.
+class Bell {
  public:
   // `reactor` watches the bell.
-  static absl::StatusOr<std::unique_ptr<DriverBell>> Create(net::Reactor* reactor);
-  // The driver is about to sleep, and looks for events once more after this call.
+  static absl::StatusOr<std::unique_ptr<Bell>> Create(net::Reactor* reactor);
+  // For the sleeper. It is about to sleep, and looks for work once more after this call.
   void Arm() { armed_.store(true); }
   void Disarm() { armed_.store(false, std::memory_order_relaxed); }
-  // Called by a data thread that has made events.
+  // For whoever has made work.
   void Ring();
 
  private:
-  explicit DriverBell(net::Fd fd) : fd_(std::move(fd)) {}
+  explicit Bell(net::Fd fd) : fd_(std::move(fd)) {}
 
   const net::Fd fd_;
   std::atomic<bool> armed_ = false;
@@ -71,9 +71,8 @@ class DriverBell {
 
 class DataThread {
  public:
-  // `regions` and `bell` are borrowed.
-  static absl::StatusOr<std::unique_ptr<DataThread>> Start(net::RegionMap* regions,
-                                                           DriverBell* bell);
+  // `regions` and `driver`, which the thread rings when it has made events, are borrowed.
+  static absl::StatusOr<std::unique_ptr<DataThread>> Start(net::RegionMap* regions, Bell* driver);
   ~DataThread();
 
   // While one lives, the driver may call the rails of the thread as if they were its own.
@@ -114,7 +113,7 @@ class DataThread {
     Op op;
   };
 
-  DataThread(net::RegionMap* regions, DriverBell* bell) : regions_(regions), bell_(bell) {}
+  DataThread(net::RegionMap* regions, Bell* driver) : regions_(regions), driver_(driver) {}
 
   void Loop();
   bool Step();
@@ -127,11 +126,10 @@ class DataThread {
   void Poke();
 
   net::RegionMap* const regions_;
-  DriverBell* const bell_;
-  net::Fd wake_;
+  Bell* const driver_;
+  std::unique_ptr<Bell> bell_;  // of this thread
   std::atomic<bool> closing_ = false;
   std::atomic<bool> poked_ = false;
-  std::atomic<bool> sleeps_ = false;
   std::atomic<uint32_t> holders_ = 0;  // that wait for mu_
 
   std::mutex mu_;
@@ -143,7 +141,7 @@ class DataThread {
   std::vector<LentRail*> rails_;
   std::deque<LentRail*> active_;
   uint32_t steps_ = 0;
-  bool made_events_ = false;  // since the bell was last rung
+  bool made_events_ = false;  // since the driver was last rung
   std::vector<Posted> taken_;
   // Rails that have left since the last dispatch: ready_ may still name them.
   std::vector<const net::Watcher*> recalled_;
@@ -263,7 +261,7 @@ class DataThreads {
   net::RegionMap* const regions_;
   net::Reactor* const reactor_;
   bool started_ = false;
-  std::unique_ptr<DriverBell> bell_;
+  std::unique_ptr<Bell> bell_;  // of the driver
   std::vector<std::unique_ptr<DataThread>> threads_;
   size_t turn_ = 0;  // the thread that gets the next rail
   std::deque<RailEvent> events_;

@@ -18,7 +18,7 @@ constexpr size_t kMaxAtOnce = 1024;
 // The threads that the system has; without any, rails stay with the driver.
 bool DataThreads::Start() {
   if (std::exchange(started_, true)) return !threads_.empty();
-  absl::StatusOr<std::unique_ptr<DriverBell>> bell = DriverBell::Create(reactor_);
+  absl::StatusOr<std::unique_ptr<Bell>> bell = Bell::Create(reactor_);
   absl::Status status = bell.status();
   if (status.ok()) bell_ = *std::move(bell);
   while (status.ok() && threads_.size() < threads_wanted_) {

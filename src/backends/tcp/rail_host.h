@@ -18,6 +18,9 @@
 
 namespace kvxfer::tcp {
 
+// The bytes of RailHost::scratch.
+inline constexpr size_t kScratchBytes = 256 * 1024;
+
 class RailHost {
  public:
   virtual ~RailHost() = default;
