@@ -5,8 +5,9 @@
 #include <deque>
 #include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
+
+#include "src/core/base/thread.h"
 
 namespace kvxfer::cuda {
 namespace {
@@ -47,7 +48,7 @@ void CloseLater(absl::AnyInvocable<void()> close) {
   closer.waiting.push_back(std::move(close));
   if (closer.works) return;
   try {
-    std::thread([&closer] { Work(closer); }).detach();
+    StartThread("kvxfer-close", [&closer] { Work(closer); }).detach();
     closer.works = true;
   } catch (const std::system_error&) {
     // No thread can be created now. The next call of CloseLater tries again.

@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "kvxfer/options.h"
 #include "src/core/base/clock.h"
 #include "src/core/base/strings.h"
+#include "src/core/base/thread.h"
 #include "src/core/protocol/codec.h"
 #include "src/core/protocol/metadata.h"
 #include "src/transport/hello.h"
@@ -266,8 +266,8 @@ std::future<absl::StatusOr<std::string>> FetchMetadataAsync(const std::string& a
   std::promise<absl::StatusOr<std::string>> promise;
   auto future = promise.get_future();
   try {
-    std::thread([address, timeout, go_on = std::move(go_on),
-                 promise = std::move(promise)]() mutable {
+    StartThread("kvxfer-fetch", [address, timeout, go_on = std::move(go_on),
+                                 promise = std::move(promise)]() mutable {
       promise.set_value(FetchMetadata(address, timeout, go_on));
     }).detach();
   } catch (const std::system_error& error) {

@@ -1,5 +1,7 @@
 #include "src/agent/engine/dispatcher.h"
 
+#include <pthread.h>
+
 #include <utility>
 
 namespace kvxfer {
@@ -42,6 +44,8 @@ void Dispatcher::Stop() {
 }
 
 void Dispatcher::Loop(const std::shared_ptr<State>& state) {
+  // Signals are not blocked: what callbacks start would inherit that.
+  pthread_setname_np(pthread_self(), "kvxfer-callback");
   std::unique_lock lock(state->mu);
   while (!state->ended) {
     RunQueued(*state, lock);

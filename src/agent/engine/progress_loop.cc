@@ -16,6 +16,7 @@
 
 #include "src/core/base/cpus.h"
 #include "src/core/base/strings.h"
+#include "src/core/base/thread.h"
 
 namespace kvxfer {
 namespace {
@@ -105,7 +106,7 @@ absl::Status ProgressLoop::Start(Driven* driven, const std::vector<int>& fds) {
       return absl::InternalError(ErrnoText("epoll_ctl on a backend's wait descriptor", errno));
     }
   }
-  background_ = std::thread([this] { Background(); });
+  background_ = StartThread("kvxfer-agent", [this] { Background(); });
   return absl::OkStatus();
 }
 

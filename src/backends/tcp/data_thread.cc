@@ -2,7 +2,6 @@
 
 #include "src/backends/tcp/data_thread.h"
 
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/core/base/strings.h"
+#include "src/core/base/thread.h"
 #include "src/transport/host/hidden_move.h"
 
 namespace kvxfer::tcp {
@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<DataThread>> DataThread::Start(net::RegionMap* re
   out->bell_ = *std::move(bell);
   out->scratch_.resize(kScratchBytes);
   try {
-    out->thread_ = std::thread([thread = out.get()] { thread->Loop(); });
+    out->thread_ = StartThread("kvxfer-tcp", [thread = out.get()] { thread->Loop(); });
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no thread: ", error.what(), "; raise the limit of threads (ulimit -u)"));
@@ -73,7 +73,6 @@ DataThread::~DataThread() {
 }
 
 void DataThread::Loop() {
-  pthread_setname_np(pthread_self(), "kvxfer-tcp");
   HideMovesOfThisThread();
   while (!closing_) {
     GiveWay();

@@ -10,6 +10,7 @@
 #include "src/core/base/clock.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
+#include "src/core/base/thread.h"
 
 namespace kvxfer::verbs {
 namespace {
@@ -33,7 +34,7 @@ uint64_t SetupQueue::Start(Job job, Client* client, uint32_t tag) {
     std::lock_guard lock(mutex_);
     waiting_.push_back({.ticket = ticket, .client = client, .job = std::move(job)});
     if (threads_.size() < kThreads && threads_.size() < waiting_.size() + running_.size()) {
-      StartThread();
+      AddThread();
     }
   }
   wake_.notify_all();
@@ -41,9 +42,9 @@ uint64_t SetupQueue::Start(Job job, Client* client, uint32_t tag) {
 }
 
 // If no thread can be created, the existing ones do the work; if there are none, the jobs fail.
-void SetupQueue::StartThread() {
+void SetupQueue::AddThread() {
   try {
-    threads_.emplace_back([this] { Loop(); });
+    threads_.push_back(StartThread("kvxfer-verbs", [this] { Loop(); }));
   } catch (const std::system_error& error) {
     Log(LogLevel::kWarning, "verbs: {} threads set up queue pairs: {}; raise the limit (ulimit -u)",
         threads_.size(), error.what());

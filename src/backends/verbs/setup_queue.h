@@ -104,7 +104,7 @@ class SetupQueue {
   std::list<Entry>::iterator Next();
   Result Run(Entry entry) const;
   bool IsSlow(const Job& job) const { return job.to && slow_.contains(job.to->port.gid); }
-  void StartThread();
+  void AddThread();
 
   const VerbsOptions options_;
   DestroyQueue* const destroyer_;

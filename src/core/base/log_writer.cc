@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/base/thread.h"
 
 namespace kvxfer {
 namespace {
@@ -111,19 +111,13 @@ LogWriter::LogWriter(CurrentSink sink) : sink_(std::move(sink)) {
 }
 
 LogWriter* LogWriter::Start(CurrentSink sink) {
-  // The new thread inherits the signal mask, so all signals are blocked while it is created.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  LogWriter* writer = nullptr;
+  const SignalsBlocked inherited;  // by the new thread
   try {
-    writer = new LogWriter(std::move(sink));
+    return new LogWriter(std::move(sink));
   } catch (const std::system_error&) {
     // The system has no thread left. The next line tries again.
+    return nullptr;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return writer;
 }
 
 void LogWriter::Post(LogLevel level, std::string_view line) {

@@ -6,6 +6,7 @@
 
 #include "src/core/base/clock.h"
 #include "src/core/base/log.h"
+#include "src/core/base/thread.h"
 
 namespace kvxfer {
 namespace {
@@ -45,7 +46,7 @@ void CopyThreads::Start() {
   try {
     for (uint32_t index = 1; index < threads_; ++index) {
       Helper& helper = helpers_.emplace_back();
-      helper.thread = std::thread([this, &helper, index] { Loop(helper, index); });
+      helper.thread = StartThread("kvxfer-copy", [this, &helper, index] { Loop(helper, index); });
     }
   } catch (const std::system_error& error) {
     helpers_.pop_back();
