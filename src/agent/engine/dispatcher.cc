@@ -1,8 +1,9 @@
 #include "src/agent/engine/dispatcher.h"
 
-#include <pthread.h>
-
+#include <system_error>
 #include <utility>
+
+#include "src/core/base/log.h"
 
 namespace kvxfer {
 namespace {
@@ -16,7 +17,14 @@ void Dispatcher::Run(Callback callback) {
   if (state_->ended) return;
   // Not once Stop has begun: it has taken the thread to join it.
   if (!thread_.joinable() && !state_->stopping) {
-    thread_ = std::thread([state = state_] { Loop(state); });
+    try {
+      thread_ = std::thread([state = state_] { Loop(state); });
+    } catch (const std::system_error& error) {
+      Log(LogLevel::kError,
+          "no thread for callbacks, which wait until one can be had: {}; raise the limit "
+          "of threads (ulimit -u)",
+          error.what());
+    }
   }
   state_->queue.push_back(std::move(callback));
   state_->cv.notify_one();
@@ -44,8 +52,8 @@ void Dispatcher::Stop() {
 }
 
 void Dispatcher::Loop(const std::shared_ptr<State>& state) {
-  // Signals are not blocked: what callbacks start would inherit that.
   pthread_setname_np(pthread_self(), "kvxfer-callback");
+  pthread_sigmask(SIG_SETMASK, &state->signals, nullptr);
   std::unique_lock lock(state->mu);
   while (!state->ended) {
     RunQueued(*state, lock);

@@ -6,7 +6,10 @@
 #ifndef KVXFER_AGENT_ENGINE_DISPATCHER_H_
 #define KVXFER_AGENT_ENGINE_DISPATCHER_H_
 
+#include <pthread.h>
+
 #include <condition_variable>
+#include <csignal>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -33,6 +36,11 @@ class Dispatcher {
 
  private:
   struct State {
+    State() { pthread_sigmask(SIG_SETMASK, nullptr, &signals); }
+
+    // Blocked where the agent was made. Callbacks have the same blocked, and not what the thread
+    // has that happens to start theirs: what they start inherits it.
+    sigset_t signals{};
     std::mutex mu;
     std::condition_variable cv;
     std::deque<Callback> queue;

@@ -12,8 +12,10 @@
 #include <cerrno>
 #include <memory>
 #include <span>
+#include <system_error>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "src/core/base/cpus.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/thread.h"
@@ -106,7 +108,12 @@ absl::Status ProgressLoop::Start(Driven* driven, const std::vector<int>& fds) {
       return absl::InternalError(ErrnoText("epoll_ctl on a backend's wait descriptor", errno));
     }
   }
-  background_ = StartThread("kvxfer-agent", [this] { Background(); });
+  try {
+    background_ = StartThread("kvxfer-agent", [this] { Background(); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("no thread for the agent: ", error.what(),
+                                                     "; raise the limit of threads (ulimit -u)"));
+  }
   return absl::OkStatus();
 }
 

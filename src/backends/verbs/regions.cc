@@ -1,5 +1,7 @@
 #include "src/backends/verbs/regions.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
@@ -11,6 +13,7 @@
 #include "src/backends/verbs/errors.h"
 #include "src/core/base/log.h"
 #include "src/core/base/strings.h"
+#include "src/core/base/thread.h"
 
 namespace kvxfer::verbs {
 namespace {
@@ -121,7 +124,11 @@ void DeviceMemory::OfEach(size_t devices, size_t bytes, const std::function<void
   std::vector<std::jthread> threads;
   for (size_t i = 0; i < devices; ++i) {
     try {
-      threads.emplace_back(one, i);
+      const SignalsBlocked inherited;
+      threads.emplace_back([&one, i] {
+        pthread_setname_np(pthread_self(), "kvxfer-verbs");
+        one(i);
+      });
       // The process has as many threads as it may have.
     } catch (const std::system_error&) {
       one(i);

@@ -9,8 +9,8 @@ namespace kvxfer {
 SignalsBlocked::SignalsBlocked() {
   sigset_t blocked;
   sigfillset(&blocked);
-  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) {
-    sigdelset(&blocked, fault);
+  for (const int other : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS, SIGPROF}) {
+    sigdelset(&blocked, other);
   }
   pthread_sigmask(SIG_BLOCK, &blocked, &before_);
 }

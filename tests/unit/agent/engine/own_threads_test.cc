@@ -1,8 +1,10 @@
 #include <dirent.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <map>
 #include <string>
 
@@ -33,7 +35,7 @@ std::multimap<std::string, uint64_t> BlockedSignals() {
   return result;
 }
 
-// The application decides which of its threads handles SIGTERM. Callbacks are the application's.
+// The application decides which of its threads handles SIGTERM.
 TEST(OwnThreads, HaveNamesAndTakeNoSignals) {
   AgentOptions options;
   options.backends = {"tcp"};
@@ -63,9 +65,36 @@ TEST(OwnThreads, HaveNamesAndTakeNoSignals) {
   EXPECT_GE(threads.count("kvxfer-agent"), 2u);
   EXPECT_GE(threads.count("kvxfer-tcp"), 4u);
   for (const auto& [name, blocked] : threads) {
-    if (name == "kvxfer-callback") continue;
     EXPECT_NE(blocked & (uint64_t{1} << (SIGTERM - 1)), 0u) << name;
     EXPECT_EQ(blocked & (uint64_t{1} << (SIGSEGV - 1)), 0u) << name;
+  }
+}
+
+// Callbacks are the application's, and what they start inherits their mask, across exec too. Here a
+// thread that has signals blocked, the agent's own, is the one that starts their thread.
+TEST(OwnThreads, CallbacksHaveTheMaskOfWhoMadeTheAgent) {
+  AgentOptions options;
+  options.backends = {"loopback"};
+  options.name = "here";
+  ASSERT_OK_AND_ASSIGN(auto here, Agent::Create(options));
+  options.name = "there";
+  ASSERT_OK_AND_ASSIGN(auto there, Agent::Create(options));
+  std::promise<sigset_t> mask;
+  there->OnNotification([&](const Notification& /*notification*/) {
+    sigset_t now;
+    pthread_sigmask(SIG_SETMASK, nullptr, &now);
+    mask.set_value(now);
+  });
+  ASSERT_OK_AND_ASSIGN(auto metadata, there->Metadata());
+  ASSERT_OK_AND_ASSIGN(const std::string peer, here->AddPeer(metadata));
+  ASSERT_OK(here->Notify(peer, "request 7").status());
+  auto in_callback = mask.get_future();
+  ASSERT_EQ(in_callback.wait_for(testing::kAmple), std::future_status::ready);
+  const sigset_t seen = in_callback.get();
+  sigset_t own;
+  pthread_sigmask(SIG_SETMASK, nullptr, &own);
+  for (const int signal : {SIGTERM, SIGINT, SIGCHLD, SIGUSR1}) {
+    EXPECT_EQ(sigismember(&seen, signal), sigismember(&own, signal)) << signal;
   }
 }
 
