@@ -10,10 +10,10 @@
 
 namespace kvxfer {
 
-// While one lives, the calling thread, and threads that it starts, take no signal of the
-// application: it decides which of its threads handle SIGTERM and the like. Signals that report a
-// fault of the thread itself, and SIGPROF, by which profilers count its time, still reach their
-// handler.
+// While one lives, the calling thread, and threads that it starts, take none of the
+// application's signals: the application decides which of its own threads handle SIGTERM and the
+// like. Signals that report a fault of the thread itself, and SIGPROF, by which profilers count its
+// time, still reach their handler.
 class SignalsBlocked {
  public:
   SignalsBlocked();
