@@ -18,7 +18,7 @@
 namespace kvxfer::testing::cuda_driver {
 namespace {
 
-constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPageBytes = 4096;
 
 // The memory behind [at, at + bytes), which may begin before and end behind its allocation, as far
 // as the block of it goes. Empty: none, or not of one kind.
@@ -147,7 +147,7 @@ extern "C" CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr at, 
   KVXFER_STANDIN_ENTER(cuMemGetHandleForAddressRange, kInit);
   State& state = call.state();
   if (handle == nullptr || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || bytes == 0 ||
-      at % kPage != 0 || bytes % kPage != 0) {
+      at % kPageBytes != 0 || bytes % kPageBytes != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   std::vector<std::shared_ptr<Physical>> memory = MemoryForDmabuf(&state, at, bytes);

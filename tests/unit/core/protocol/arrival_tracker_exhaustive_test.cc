@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <unordered_set>
@@ -37,6 +38,8 @@ class Search {
   size_t rests() const { return rests_; }
 
  private:
+  static constexpr size_t kMostStates = kModelSanitized ? 20'000 : SIZE_MAX;
+
   void Visit(World world) {
     std::vector<Step> steps;
     world.Enabled(steps);
@@ -46,7 +49,7 @@ class Search {
       ++rests_;
       if (!world.CheckAtRest()) return Report(world);
     }
-    for (size_t i = 0; i < steps.size() && failure_.empty(); ++i) {
+    for (size_t i = 0; i < steps.size() && failure_.empty() && states() < kMostStates; ++i) {
       // The last step takes the world itself: the loop ends there.
       // NOLINTNEXTLINE(bugprone-use-after-move)
       World next = i + 1 < steps.size() ? World(world) : std::move(world);
