@@ -144,6 +144,16 @@ class Cluster:
             os.killpg(self._process.pid, signal.SIGKILL)
             raise RuntimeError(f"it did not end in {_DOWN_S:.0f} s:\n{self.logs_tail()}") from None
 
+    def complaints(self) -> str:
+        """What kvxfer has logged as wrong, of every process."""
+        lines = [
+            f"{path.name}: {line}"
+            for path in sorted(self._logs.glob("*.log"))
+            for line in path.read_text(errors="replace").splitlines()
+            if "kvxfer: " in line and ("ERROR" in line or "WARNING" in line)
+        ]
+        return "\n".join(lines)
+
     def logs_tail(self) -> str:
         parts = []
         for path in sorted(self._logs.glob("*.log")):

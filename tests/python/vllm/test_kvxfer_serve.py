@@ -27,6 +27,9 @@ def cluster(
     (folder / "logs").mkdir()
     cluster = Cluster(folder / "model", folder / "logs", request.param, "--tp-decode", "2")
     try:
+        # In its first step vLLM runs a compiler, and its other ranks spin meanwhile: where they share
+        # cores, their agents may not get a turn within connect_timeout. What is loaded then may fail.
+        cluster.ask([2, 3, 4], 2)
         yield cluster
     finally:
         cluster.close()
@@ -61,7 +64,7 @@ def test_clients_get_what_one_engine_answers(cluster: Cluster) -> None:
     # The first of each prompt has come over whole, the second but for the blocks that were there.
     hits = grown["vllm:external_prefix_cache_hits_total"]
     assert hits >= sum(_LENGTHS)
-    assert grown["vllm:kvxfer_failed_loads_total"] == 0
+    assert grown["vllm:kvxfer_failed_loads_total"] == 0, cluster.complaints()
     assert grown["vllm:kvxfer_load_seconds_count"] >= 2 * len(_LENGTHS)  # of each of two workers
 
 
