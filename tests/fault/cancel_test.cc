@@ -56,7 +56,11 @@ void CancelAtAnyMoment(const Flavour& flavour, int rounds) {
   // than is copied in Write (over shm).
   const Shape shape{.block_bytes = 4096, .ids = 512, .layers = 1, .gap = 0, .paged = true};
   const uint64_t part = shape.memory_bytes();
-  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Create(flavour, part * kPlaces));
+  // Time enough for the target's answer: without it nobody knows what was delivered.
+  AgentOptions a = OptionsFor(flavour, "a");
+  a.cancel_grace = kAmple;
+  ASSERT_OK_AND_ASSIGN(Pair pair,
+                       Pair::Create(flavour, a, OptionsFor(flavour, "b"), part * kPlaces));
   ASSERT_OK_AND_ASSIGN(
       const uint64_t within,
       CancelWithin(pair, BlockSet(shape, pair.a.memory.address(), pair.b.memory.address())));
