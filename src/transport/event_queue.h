@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kvxfer/backend.h"
+#include "src/core/base/keeping_allocator.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -75,9 +76,12 @@ class EventQueue {
     Push(MakeEvent(EventKind::kMessage, endpoint), std::move(message));
   }
 
+  // An empty container, with the memory of a message that was taken before, if there is one.
+  Bytes TakeSpare() { return std::exchange(spare_, {}); }
+
   // Moves events into `out` and returns their number. Messages stay valid until the next Take.
   size_t Take(std::span<Event> out) {
-    if (!given_.empty()) given_.clear();
+    if (!given_.empty()) ClearGiven();
     size_t n = 0;
     for (; n < out.size() && !waiting_.empty(); ++n) {
       Waiting& front = waiting_.front();
@@ -105,12 +109,24 @@ class EventQueue {
   bool empty() const { return waiting_.empty(); }
 
  private:
+  static constexpr size_t kMaxSpare = 1024;  // elements
   struct Waiting {
     Event event;
     Bytes message;
   };
+
+  void ClearGiven() {
+    // Under AddressSanitizer the use of a message that is gone is to be seen.
+    if (KeepingAllocator<char>::kKeeps && given_.front().capacity() <= kMaxSpare) {
+      spare_ = std::move(given_.front());
+      spare_.clear();
+    }
+    given_.clear();
+  }
+
   std::deque<Waiting> waiting_;
   std::deque<Bytes> given_;  // a deque: growing it does not move short strings
+  Bytes spare_{};
 };
 
 }  // namespace kvxfer

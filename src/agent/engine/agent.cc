@@ -90,19 +90,23 @@ absl::StatusOr<Transfer> ToHandle(absl::StatusOr<TransferPtr> record) {
 
 absl::StatusOr<Transfer> Agent::Write(std::string_view peer, const PagedBlocks& blocks,
                                       const TransferOptions& options) {
-  return ToHandle(impl_->engine->transfers().Start(TransferKind::kWrite, peer, blocks, options));
+  return ToHandle(impl_->engine->transfers().Start(TransferKind::kWrite, peer, blocks,
+                                                   TransferOptions(options)));
 }
 absl::StatusOr<Transfer> Agent::Write(std::string_view peer, const DescriptorBlocks& blocks,
                                       const TransferOptions& options) {
-  return ToHandle(impl_->engine->transfers().Start(TransferKind::kWrite, peer, blocks, options));
+  return ToHandle(impl_->engine->transfers().Start(TransferKind::kWrite, peer, blocks,
+                                                   TransferOptions(options)));
 }
 absl::StatusOr<Transfer> Agent::Read(std::string_view peer, const PagedBlocks& blocks,
                                      const TransferOptions& options) {
-  return ToHandle(impl_->engine->transfers().Start(TransferKind::kRead, peer, blocks, options));
+  return ToHandle(impl_->engine->transfers().Start(TransferKind::kRead, peer, blocks,
+                                                   TransferOptions(options)));
 }
 absl::StatusOr<Transfer> Agent::Read(std::string_view peer, const DescriptorBlocks& blocks,
                                      const TransferOptions& options) {
-  return ToHandle(impl_->engine->transfers().Start(TransferKind::kRead, peer, blocks, options));
+  return ToHandle(impl_->engine->transfers().Start(TransferKind::kRead, peer, blocks,
+                                                   TransferOptions(options)));
 }
 absl::StatusOr<Transfer> Agent::Notify(std::string_view peer, std::string payload,
                                        const TransferOptions& options) {

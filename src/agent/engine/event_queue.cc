@@ -70,23 +70,6 @@ absl::StatusOr<int> EventQueue::Fd(AgentEventKinds kinds) {
   return *fd;
 }
 
-AgentEventKinds EventQueue::KindOf(Lane lane) {
-  switch (lane) {
-    case Lane::kNotifications:
-      return AgentEventKinds::kNotification;
-    case Lane::kPosted:
-      return AgentEventKinds::kTransferEnd;
-    case Lane::kWatched:
-      return AgentEventKinds::kWatchedEnd;
-    case Lane::kPeers:
-      return AgentEventKinds::kPeer;
-    case Lane::kLeases:
-    case Lane::kLost:
-      return AgentEventKinds::kKv;
-  }
-  return AgentEventKinds::kNone;
-}
-
 uint64_t EventQueue::FrontOf(Lane lane) const {
   const auto front = [](const auto& queue) {
     return queue.empty() ? UINT64_MAX : queue.front().order;

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -29,6 +30,7 @@
 #include "src/agent/engine/dispatcher.h"
 #include "src/agent/engine/progress_loop.h"
 #include "src/agent/engine/transfer_record.h"
+#include "src/core/base/keeping_allocator.h"
 
 namespace kvxfer {
 
@@ -88,7 +90,12 @@ class EventQueue {
   // What has an order of its own. `queued_` and the program know kinds only.
   enum class Lane : uint8_t { kNotifications, kPosted, kWatched, kPeers, kLeases, kLost };
   static constexpr size_t kLanes = 6;
-  static AgentEventKinds KindOf(Lane lane);
+  static AgentEventKinds KindOf(Lane lane) {
+    using enum AgentEventKinds;
+    constexpr std::array<AgentEventKinds, kLanes> kKinds = {
+        kNotification, kTransferEnd, kWatchedEnd, kPeer, kKv, kKv};
+    return kKinds[static_cast<size_t>(lane)];
+  }
 
   template <typename T>
   struct Queued {
@@ -132,7 +139,7 @@ class EventQueue {
 
   mutable std::mutex mu_;  // guards everything below
   uint64_t last_order_ = 0;
-  std::deque<Queued<Arrived>> notifications_;
+  std::list<Queued<Arrived>, KeepingAllocator<Queued<Arrived>>> notifications_;
   std::array<Ends, kEndLanes> ends_;
   std::deque<Queued<PeerEvent>> peers_;
   std::deque<Queued<KvEvent>> leases_;  // their number is bounded by LeaseService::Grant

@@ -16,7 +16,7 @@ Handshake::Side Runtime::NewSide(size_t backend) const {
   return side;
 }
 
-void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End end) {
+void Runtime::Publish(const TransferPtr& record, internal::TransferRecord::End&& end) {
   // Before the member's own end is published, which moves `end`.
   if (record->whole != nullptr) OnMemberEnd(*record, end);
   auto due = record->Publish(std::move(end));

@@ -56,7 +56,7 @@ struct Runtime {
 
   // Publishes the end of a transfer: state, callback, event, waiters. The end of a group's last
   // member also publishes the end of the group.
-  void Publish(const TransferPtr& record, internal::TransferRecord::End end);
+  void Publish(const TransferPtr& record, internal::TransferRecord::End&& end);
   // The transfer must have ended; it need not be quarantined.
   void ClearQuarantine(const TransferPtr& record);
 

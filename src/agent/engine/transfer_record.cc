@@ -13,7 +13,7 @@ TransferRecord::~TransferRecord() = default;
 // release store of `state_`.
 TransferRecord::End TransferRecord::end() const { return ended() ? end_ : End{}; }
 
-TransferRecord::Due TransferRecord::Publish(End end) {
+TransferRecord::Due TransferRecord::Publish(End&& end) {
   std::optional<cuda::StreamWord> word;  // its destructor sets it
   // Declared before the lock, so `word` is set after the lock is released and after the end is
   // visible.

@@ -111,7 +111,7 @@ class TransferRecord {
     UserWords words{};
   };
   // Publishes the end. The driver calls it, once.
-  Due Publish(End end);
+  Due Publish(End&& end);
   // Asks that Publish returns `user_word` for `lane`. kEnded: it has been called.
   enum class Asked : uint8_t { kFirst, kAgain, kEnded };
   Asked AskEnd(EndLane lane, uint64_t user_word);

@@ -31,7 +31,8 @@ absl::Status TransferService::CheckOptions(const TransferOptions& options) const
 }
 
 absl::StatusOr<TransferPtr> TransferService::Start(TransferKind kind, std::string_view peer,
-                                                   const Blocks& blocks, TransferOptions options) {
+                                                   const Blocks& blocks,
+                                                   TransferOptions&& options) {
   if (auto status = gate().CheckNotForked(); !status.ok()) return status;
   if (auto status = gate().CheckTakesWork(); !status.ok()) return status;
   if (auto status = CheckOptions(options); !status.ok()) return status;
@@ -62,7 +63,7 @@ absl::StatusOr<TransferPtr> TransferService::Start(TransferKind kind, std::strin
 
 absl::StatusOr<TransferPtr> TransferService::NewRecord(TransferKind kind,
                                                        const std::shared_ptr<const PeerView>& view,
-                                                       TransferOptions options) {
+                                                       TransferOptions&& options) {
   // Not exact: threads that post at the same time may exceed it by their number.
   if (view->queued->load(std::memory_order_relaxed) >= kMaxQueued) {
     return absl::ResourceExhaustedError(absl::StrCat(kMaxQueued, " transfers to peer ", view->name,

@@ -42,14 +42,14 @@ class TransferService {
   void Open(std::weak_ptr<TransferService> self) { self_ = std::move(self); }
 
   absl::StatusOr<TransferPtr> Start(TransferKind kind, std::string_view peer, const Blocks& blocks,
-                                    TransferOptions options);
+                                    TransferOptions&& options);
 
   // --- the steps of Start, for transfers with a group ---
   absl::Status CheckOptions(const TransferOptions& options) const;
   // A record that is complete except for its blocks, and not posted.
   absl::StatusOr<TransferPtr> NewRecord(TransferKind kind,
                                         const std::shared_ptr<const PeerView>& view,
-                                        TransferOptions options);
+                                        TransferOptions&& options);
   // Posts `members` as `whole`, which gets its id here. It is done at once if there are none.
   // `asleep`: see ProgressLoop::Submit.
   absl::Status PostGroup(const TransferPtr& whole, std::vector<TransferPtr> members,

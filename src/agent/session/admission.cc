@@ -80,21 +80,22 @@ absl::Status Admission::Begin(const TransferPtr& record, Link* link) {
 std::optional<LaneBook> Admission::PrepareData(Outbound& outbound) {
   const internal::TransferRecord& record = *outbound.record;
   const Link& link = *outbound.link;
-  Capabilities capabilities = parts_.runtime->backends[link.backend]->capabilities();
+  const Capabilities& capabilities = parts_.runtime->backends[link.backend]->capabilities();
+  size_t op_bytes = capabilities.max_op_bytes;
+  size_t op_pieces = capabilities.max_op_pieces;
   if (outbound.staged) {
-    capabilities.arrival = Arrival::kCopied;
-    capabilities.max_op_bytes = Staging::kBufferBytes;
-    capabilities.max_op_pieces = Stager::kMaxPieces;
+    op_bytes = Staging::kBufferBytes;
+    op_pieces = Stager::kMaxPieces;
     parts_.paths->TellStaged(record, link);
   }
   outbound.blocks = record.blocks.View(outbound.registrations, outbound.keys);
   outbound.walk = SliceWalk(&outbound.blocks);
-  outbound.limits = {.max_bytes = SliceBytes(record.blocks.total_bytes(), link.choice.size(),
-                                             capabilities.max_op_bytes),
-                     .max_pieces = capabilities.max_op_pieces,
-                     .merged = capabilities.max_op_pieces <= kFewPieces};
-  const bool counted =
-      record.kind == TransferKind::kWrite && capabilities.arrival == Arrival::kImmediate;
+  outbound.limits = {
+      .max_bytes = SliceBytes(record.blocks.total_bytes(), link.choice.size(), op_bytes),
+      .max_pieces = op_pieces,
+      .merged = op_pieces <= kFewPieces};
+  const bool counted = record.kind == TransferKind::kWrite && !outbound.staged &&
+                       capabilities.arrival == Arrival::kImmediate;
   if (!counted) return std::nullopt;
   return LaneBook(link.choice.size(), capabilities.rail_keeps_order);
 }

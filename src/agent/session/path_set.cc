@@ -85,6 +85,7 @@ bool PathSet::IsOf(const Path& path, const std::string& backend) const {
 
 // The indices of paths_, best first for a transfer of `bytes`.
 PathOrder PathSet::Preferred(uint64_t bytes, Time now) const {
+  if (paths_.size() == 1) return {0};
   absl::InlinedVector<PathFigures, 8> figures;
   for (const Path& path : paths_) figures.push_back(path.seen.At(now));
   return OrderPaths(figures, bytes);
@@ -100,11 +101,13 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
   // What carries no data needs no rail.
   const auto takes = [bytes](const Path& path) { return bytes > 0 ? Ready(path) : Up(path); };
   const auto fits = [&](const Path& path) { return IsOf(path, backend) && suits(path); };
-  Link* other = nullptr;
-  for (const uint8_t index : order) {
-    Path& path = paths_[index];
-    if (other == nullptr && fits(path) && takes(path)) other = path.link.get();
-  }
+  // The best of those that can take it now.
+  const auto other = [&]() -> Link* {
+    for (const uint8_t index : order) {
+      if (fits(paths_[index]) && takes(paths_[index])) return paths_[index].link.get();
+    }
+    return nullptr;
+  };
   bool wait = false;
   bool late = false;
   Path* tried_on = nullptr;
@@ -114,7 +117,7 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
     if (takes(path)) return path.link.get();
     if (!path.reachable.ok()) continue;
     // A path that failed is tried again when there is no other, not for every transfer.
-    if (path.failures > 0 && (other != nullptr || second != nullptr)) {
+    if (path.failures > 0 && (second != nullptr || other() != nullptr)) {
       TryAgain(path, now);
       continue;
     }
@@ -136,7 +139,7 @@ absl::StatusOr<Link*> PathSet::LinkFor(const std::string& backend, uint64_t byte
     if (Dial(path, now).ok()) return nullptr;
   }
   if (wait) return nullptr;
-  if (other != nullptr) return other;
+  if (Link* const link = other()) return link;
   if (second != nullptr) return second;
   if (late) return nullptr;
   if (tried_on == nullptr) return Unreachable(backend);

@@ -17,6 +17,8 @@ namespace {
 // What is larger goes by itself: to gather is to copy.
 constexpr size_t kMaxGatheredBytes = 8 * 1024;
 
+bool TakesFrames(const SessionLink* link) { return link->carries && link->open(); }
+
 }  // namespace
 
 void SessionLink::Ping(const Session& session, Time now) {
@@ -94,10 +96,14 @@ SessionLink* SharedSession::Best() const {
   };
   SessionLink* best = nullptr;
   for (SessionLink* const link : links_) {
-    if (!link->carries || !link->open()) continue;
+    if (!TakesFrames(link)) continue;
     if (best == nullptr || better(*link, *best)) best = link;
   }
   return best;
+}
+
+bool SharedSession::linked() const {
+  return session_.state() == Session::State::kLinked && std::ranges::any_of(links_, TakesFrames);
 }
 
 bool SharedSession::PeerDialled() const {
@@ -136,8 +142,7 @@ void SharedSession::LookAtPeer(Time now) {
 
 bool SharedSession::HasChoice() const {
   if (session_.state() != Session::State::kLinked || links_.size() < 2) return false;
-  return std::ranges::count_if(
-             links_, [](const SessionLink* link) { return link->open() && link->carries; }) > 1;
+  return std::ranges::count_if(links_, TakesFrames) > 1;
 }
 
 Time SharedSession::NextLook() const {
@@ -259,7 +264,8 @@ bool SharedSession::Flush(SessionLink* over, bool answers_wait) {
     return !channel.ack_pressing();  // of answers the target half, which sends them, is marked
   }
   const bool all = SendFrames(*link);
-  SetTimer();
+  // Each message would pay for a timer that is there already.
+  if (timer_.due() > watch_.NextLook({})) SetTimer();
   return all;
 }
 

@@ -135,7 +135,7 @@ class SharedSession : private ReliableChannel::User, private TimerHeap::Timer::U
   // `link` was up.
   void OnLinkDown(const SessionLink& link, const absl::Status& why, Time now);
   // Frames can be sent.
-  bool linked() const { return Best() != nullptr; }
+  bool linked() const;
   // The peer has a connection of its own to this agent.
   bool PeerDialled() const;
   // A half waits for the peer's word; how soon its silence is noticed depends on that. Call it when

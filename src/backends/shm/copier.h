@@ -7,13 +7,14 @@
 #define KVXFER_BACKENDS_SHM_COPIER_H_
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/shm/attach_threads.h"
+#include "src/core/base/keeping_allocator.h"
 #include "src/transport/event_queue.h"
 #include "src/transport/host/peer_process.h"
 
@@ -86,7 +87,7 @@ class Copier {
   int socket_ = -1;
   uint64_t probe_address_ = 0;
   uint64_t probe_value_ = 0;
-  std::deque<Queued> queue_;
+  std::list<Queued, KeepingAllocator<Queued>> queue_;
   uint64_t queued_bytes_ = 0;  // of the queue, not copied
 };
 

@@ -172,6 +172,7 @@ bool ShmEndpoint::HandleFrame(Channel::Frame& frame) {
           absl::StrCat("shm: process ", peer_.pid(), " sent a message beyond the bound")));
       return false;
     }
+    if (partial_.empty()) partial_ = hub_->events.TakeSpare();
     partial_.append(frame.body);
     // After Shutdown only the end of the connection matters.
     if (!frame.more && !closing_) hub_->events.SayMessage(this, std::move(partial_));

@@ -157,9 +157,26 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
 absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direction direction,
                                                const RegionTable& local, const RegionTable& remote,
                                                IdPool& pool) {
+  absl::StatusOr<BlockList> list(absl::in_place);
+  absl::Status status = list->FillPaged(blocks, direction, local, remote, pool);
+  if (!status.ok()) list = std::move(status);
+  return list;
+}
+
+absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blocks,
+                                                     Direction direction, const RegionTable& local,
+                                                     const RegionTable& remote) {
+  absl::StatusOr<BlockList> list(absl::in_place);
+  absl::Status status = list->FillDescriptors(blocks, direction, local, remote);
+  if (!status.ok()) list = std::move(status);
+  return list;
+}
+
+absl::Status BlockList::FillPaged(const PagedBlocks& blocks, Direction direction,
+                                  const RegionTable& local, const RegionTable& remote,
+                                  IdPool& pool) {
   if (absl::Status status = CheckPagedShape(blocks); !status.ok()) return status;
-  BlockList list;
-  list.pairs_.reserve(blocks.local.size());
+  pairs_.reserve(blocks.local.size());
   RegionSet local_regions(local);
   RegionSet remote_regions(remote);
   for (size_t i = 0; i < blocks.local.size(); ++i) {
@@ -176,11 +193,11 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
     region = PlacePaged(kRemote, i, pair.remote, RemoteRight(direction), remote);
     if (!region.ok()) return region.status();
     remote_regions.Add(pair.remote_region = *region);
-    list.pairs_.push_back(pair);
+    pairs_.push_back(pair);
   }
-  uint32_t* const ids = list.TakeIds(blocks.local_ids.size(), pool);
+  uint32_t* const ids = TakeIds(blocks.local_ids.size(), pool);
   const uint32_t highest_local = CopyIds(blocks.local_ids, ids);
-  const uint32_t highest_remote = CopyIds(blocks.remote_ids, ids + list.id_count_);
+  const uint32_t highest_remote = CopyIds(blocks.remote_ids, ids + id_count_);
   absl::Status status = CheckIdsInRange(kLocal, blocks.local_ids, highest_local, blocks.local);
   if (status.ok()) {
     status = CheckIdsInRange(kRemote, blocks.remote_ids, highest_remote, blocks.remote);
@@ -191,15 +208,13 @@ absl::StatusOr<BlockList> BlockList::FromPaged(const PagedBlocks& blocks, Direct
                ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids, highest_remote)
                : CheckDestination(kLocal, blocks.local, blocks.local_ids, highest_local);
   if (!status.ok()) return status;
-  list.local_regions_ = local_regions.Ascending();
-  list.remote_regions_ = remote_regions.Ascending();
-  if (status = list.SetTotals(); !status.ok()) return status;
-  return list;
+  local_regions_ = local_regions.Ascending();
+  remote_regions_ = remote_regions.Ascending();
+  return SetTotals();
 }
 
-absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blocks,
-                                                     Direction direction, const RegionTable& local,
-                                                     const RegionTable& remote) {
+absl::Status BlockList::FillDescriptors(const DescriptorBlocks& blocks, Direction direction,
+                                        const RegionTable& local, const RegionTable& remote) {
   if (blocks.local.size() != blocks.remote.size()) {
     return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
   }
@@ -208,8 +223,7 @@ absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blo
   if (blocks.local.size() > UINT32_MAX) {
     return absl::InvalidArgumentError("more than 2^32 - 1 descriptors");
   }
-  BlockList list;
-  list.descriptors_.reserve(blocks.local.size());
+  descriptors_.reserve(blocks.local.size());
   RegionSet local_regions(local);
   RegionSet remote_regions(remote);
   const Access right = RemoteRight(direction);
@@ -225,22 +239,22 @@ absl::StatusOr<BlockList> BlockList::FromDescriptors(const DescriptorBlocks& blo
     found = FindNext(kRemote, i, to, right, remote, remote_region);
     if (!found.ok()) return found.status();
     remote_regions.Add(remote_region = *found);
-    list.descriptors_.push_back({.local = from.address,
-                                 .remote = to.address,
-                                 .bytes = from.bytes,
-                                 .local_region = local_region,
-                                 .remote_region = remote_region});
+    descriptors_.push_back({.local = from.address,
+                            .remote = to.address,
+                            .bytes = from.bytes,
+                            .local_region = local_region,
+                            .remote_region = remote_region});
   }
-  absl::Status status = CheckDescriptorsDisjoint(direction, list.descriptors_);
+  absl::Status status = CheckDescriptorsDisjoint(direction, descriptors_);
   if (!status.ok()) return status;
-  list.local_regions_ = local_regions.Ascending();
-  list.remote_regions_ = remote_regions.Ascending();
-  if (status = list.SetTotals(); !status.ok()) return status;
-  return list;
+  local_regions_ = local_regions.Ascending();
+  remote_regions_ = remote_regions.Ascending();
+  return SetTotals();
 }
 
 uint32_t* BlockList::TakeIds(size_t count, IdPool& pool) {
   id_count_ = count;
+  if (count <= kFewIds) return few_ids_.data();
   ids_ = pool.Take(2 * count);
   return ids_.ids.get();
 }

@@ -8,6 +8,7 @@
 #ifndef KVXFER_CORE_PLAN_BLOCK_LIST_H_
 #define KVXFER_CORE_PLAN_BLOCK_LIST_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -34,7 +35,7 @@ class BlockList {
   // Cost of FromPaged: O(ids + pairs log pairs); O(blocks log pairs) if destination regions
   // interleave with unequal strides. Cost of FromDescriptors: O(n), or O(n log n) if the
   // destinations are neither sorted nor equal blocks on a grid; plus the look-up of regions.
-  // FromPaged copies the ids into one buffer of `pool`.
+  // FromPaged copies the ids, into one buffer of `pool` unless they are few.
   static absl::StatusOr<BlockList> FromPaged(const PagedBlocks& blocks, Direction direction,
                                              const RegionTable& local, const RegionTable& remote,
                                              IdPool& pool);
@@ -60,8 +61,9 @@ class BlockList {
   std::span<const uint32_t> remote_regions() const { return remote_regions_; }
   std::span<const uint32_t> local_regions() const { return local_regions_; }
 
-  // The blocks as backends see them. The two arrays are borrowed; they have one entry for each
-  // region of the tables that the list was checked against.
+  // The blocks as backends see them, as long as the list is neither moved nor destroyed. The two
+  // arrays are borrowed; they have one entry for each region of the tables that the list was
+  // checked against.
   BlockView View(std::span<const Registration* const> registrations,
                  std::span<const RemoteKey* const> keys) const {
     return {.pairs = pairs_,
@@ -86,6 +88,13 @@ class BlockList {
   // be the last one that is walked.
   using SharedIds = std::shared_ptr<const uint32_t[]>;
 
+  // Of each side; a transfer of so few blocks needs no buffer of the pool.
+  static constexpr size_t kFewIds = 8;
+
+  absl::Status FillPaged(const PagedBlocks& blocks, Direction direction, const RegionTable& local,
+                         const RegionTable& remote, IdPool& pool);
+  absl::Status FillDescriptors(const DescriptorBlocks& blocks, Direction direction,
+                               const RegionTable& local, const RegionTable& remote);
   // Takes memory for `count` ids of each side: first the local ids, then the remote ids.
   uint32_t* TakeIds(size_t count, IdPool& pool);
   // Uses ids in memory that other lists use too, in the same order.
@@ -93,16 +102,21 @@ class BlockList {
     shared_ids_ = std::move(ids);
     id_count_ = count;
   }
-  const uint32_t* ids() const { return shared_ids_ ? shared_ids_.get() : ids_.ids.get(); }
+  const uint32_t* ids() const {
+    if (shared_ids_) return shared_ids_.get();
+    return ids_.ids ? ids_.ids.get() : few_ids_.data();
+  }
   absl::Status SetTotals();
 
-  absl::InlinedVector<BlockPair, 1> pairs_;  // inline: a small transfer allocates nothing
+  // Inline: a small transfer allocates nothing.
+  absl::InlinedVector<BlockPair, 1> pairs_;
   std::vector<BlockPieces> block_pieces_;
   // One of them has id_count_ local ids, then id_count_ remote ids.
+  std::array<uint32_t, 2 * kFewIds> few_ids_{};
   IdBuffer ids_;
   SharedIds shared_ids_;
   size_t id_count_ = 0;  // per side
-  std::vector<Block> descriptors_;
+  absl::InlinedVector<Block, 1> descriptors_;
   uint64_t size_ = 0;
   uint64_t total_bytes_ = 0;
   RegionIndices remote_regions_;

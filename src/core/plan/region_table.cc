@@ -69,6 +69,8 @@ absl::StatusOr<uint32_t> RegionTable::Find(uint64_t address, uint64_t bytes, Acc
   const auto after =
       std::upper_bound(regions_.begin(), regions_.end(), address,
                        [](uint64_t a, const RegionView& region) { return a < region.base; });
+  const auto nearest = static_cast<uint32_t>(after - regions_.begin()) - 1;
+  if (IsFound(nearest, address, bytes, wanted)) return nearest;
   size_t best = kNone;
   size_t forbidden = kNone;
   // Every region that contains `address` lies at or before this point. max_end_ ends the search as

@@ -43,11 +43,11 @@ class RegionTable {
   // but none that does grants `wanted`.
   absl::StatusOr<uint32_t> Find(uint64_t address, uint64_t bytes, Access wanted) const;
 
-  // True if Find would return `index`, decided without a search; for consecutive ranges. False if
-  // that is not certain.
+  // True if Find would return `index`, decided without a search. False if that is not certain: an
+  // empty range may lie at the seam of two regions.
   bool IsFound(uint32_t index, uint64_t address, uint64_t bytes, Access wanted) const {
-    return disjoint_ && index < regions_.size() && regions_[index].Contains(address, bytes) &&
-           Allows(regions_[index].access, wanted);
+    return disjoint_ && bytes > 0 && index < regions_.size() &&
+           regions_[index].Contains(address, bytes) && Allows(regions_[index].access, wanted);
   }
 
   const std::vector<RegionView>& regions() const { return regions_; }

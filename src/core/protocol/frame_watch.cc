@@ -3,9 +3,14 @@
 #include <utility>
 
 namespace kvxfer {
+namespace {
+
+Time OnGrid(Time time) { return time - time.time_since_epoch() % FrameWatch::kLook; }
+
+}  // namespace
 
 FrameWatch::Step FrameWatch::Look(uint64_t oldest, Carrier carrier, Time now) {
-  looked_ = now;
+  next_ = OnGrid(now + 2 * kLook - Duration(1));
   if (std::exchange(waiting_, oldest) != oldest) {
     pinged_ = Time{};
     return Step::kNone;
@@ -17,12 +22,6 @@ FrameWatch::Step FrameWatch::Look(uint64_t oldest, Carrier carrier, Time now) {
   if (!carrier.owes) return Step::kSendAgain;
   const bool late = now - pinged_ >= kAnswersWithin;
   return late && !carrier.avoided ? Step::kAvoid : Step::kNone;
-}
-
-Time FrameWatch::NextLook(Carrier carrier) const {
-  if (carrier.owes && carrier.avoided) return Time::max();
-  const Time next = looked_ + 2 * kLook - Duration(1);
-  return next - next.time_since_epoch() % kLook;
 }
 
 }  // namespace kvxfer

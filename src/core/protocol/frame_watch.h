@@ -38,12 +38,14 @@ class FrameWatch {
   // `oldest`: the number of the oldest frame that is not acknowledged.
   Step Look(uint64_t oldest, Carrier carrier, Time now);
   // When to look again, while a frame waits. Time::max(): not before a link answers.
-  Time NextLook(Carrier carrier) const;
+  Time NextLook(Carrier carrier) const {
+    return carrier.owes && carrier.avoided ? Time::max() : next_;
+  }
   // What waits has been sent again.
   void Restart() { waiting_ = 0; }
 
  private:
-  Time looked_{};
+  Time next_{};           // look; zero: at once
   uint64_t waiting_ = 0;  // the oldest frame at the last look; 0: none
   Time pinged_{};         // for its sake; zero: not yet
 };

@@ -83,14 +83,31 @@ TEST(BlockListPaged, RegionsAreNamedOnce) {
   EXPECT_EQ(At(list, 3).remote_region, 0u);
 }
 
-TEST(BlockListPaged, SizesAndRegionsOutliveTheIds) {
-  Call call;
-  IdPool pool;
-  ASSERT_OK_AND_ASSIGN(BlockList list, call.Make());
-  list.ReleaseIds(pool);
-  EXPECT_EQ(list.size(), 3u);
-  EXPECT_EQ(list.total_bytes(), 48u);
-  EXPECT_EQ(Copied(list.remote_regions()), (std::vector<uint32_t>{0}));
+// Few ids are in the list itself, more in a buffer of the pool.
+TEST(BlockListPaged, IdsMoveWithTheListAndSizesOutliveThem) {
+  for (const uint32_t count : {1u, 8u, 9u, 64u}) {
+    SCOPED_TRACE(count);
+    Call call;
+    call.local[0].count = call.remote[0].count = count;
+    call.local[0].block_bytes = call.local[0].stride = 1;
+    call.remote[0].block_bytes = call.remote[0].stride = 1;
+    call.local_ids.resize(count);
+    std::iota(call.local_ids.begin(), call.local_ids.end(), 0u);
+    call.remote_ids.assign(call.local_ids.rbegin(), call.local_ids.rend());
+    IdPool pool;
+    ASSERT_OK_AND_ASSIGN(BlockList made, call.Make());
+    BlockList list;
+    list = std::move(made);
+    EXPECT_EQ(Copied(list.local_ids()), call.local_ids);
+    EXPECT_EQ(Copied(list.remote_ids()), call.remote_ids);
+    const BlockView view = list.View({}, {});
+    EXPECT_EQ(view.remote_ids[count - 1], 0u);
+    list.ReleaseIds(pool);
+    EXPECT_TRUE(list.local_ids().empty());
+    EXPECT_EQ(list.size(), count);
+    EXPECT_EQ(list.total_bytes(), count);
+    EXPECT_EQ(Copied(list.remote_regions()), (std::vector<uint32_t>{0}));
+  }
 }
 
 TEST(BlockListPaged, NoBlocks) {

@@ -44,6 +44,9 @@ TEST(RegionTable, TheTopOfTheAddressSpace) {
 TEST(RegionTable, NeighboursAreNotOneRegion) {
   const RegionTable table({View(1, 100, 50), View(2, 150, 50)}, "local");
   EXPECT_TRUE(Fails(table.Find(140, 20, Access::kNone), kInvalid, {"local", "0x8c", "+20"}));
+  EXPECT_EQ(IdAt(table, table.Find(150, 1, Access::kNone)), 2u);
+  // Both have the seam.
+  EXPECT_EQ(IdAt(table, table.Find(150, 0, Access::kNone)), 1u);
 }
 
 TEST(RegionTable, OfSeveralTheSmallestId) {
