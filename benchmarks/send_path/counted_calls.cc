@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <poll.h>
+#include <rdma/ib_user_verbs.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -11,10 +12,20 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 using Word = long;            // NOLINT(google-runtime-int): the C library's own
 using UWord = unsigned long;  // NOLINT(google-runtime-int): the C library's own
@@ -37,6 +48,7 @@ enum Call : uint8_t {
   kProcessVmWritev,
   kTimerfdSettime,
   kTimeOut,
+  kDoorbell,
   kOther,
   kCalls,
 };
@@ -54,11 +66,54 @@ constexpr std::array<const char*, kCalls> kNames = {"epoll_wait",
                                                     "process_vm_writev",
                                                     "timerfd_settime",
                                                     "time-outs",
+                                                    "doorbells",
                                                     "other"};
 
 std::array<std::atomic<uint64_t>, kCalls> counts{};
 
 void Count(Call call) { counts[call].fetch_add(1, std::memory_order_relaxed); }
+
+bool IsVerbsDevice(int fd) {
+  std::array<char, 64> path{};
+  std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", fd);
+  std::array<char, 64> target{};
+  return readlink(path.data(), target.data(), target.size() - 1) > 0 &&
+         std::string_view(target.data()).starts_with("/dev/infiniband/uverbs");
+}
+
+// A NIC's provider rings doorbells in memory; that of soft-RoCE, by commands to the kernel.
+Call CallOfWrite(int fd, const void* data, size_t size) {
+  ib_uverbs_cmd_hdr command{};
+  if (size < sizeof(command) + 1 || !IsVerbsDevice(fd)) return kWrite;
+  std::memcpy(&command, data, sizeof(command));
+  return command.command == IB_USER_VERBS_CMD_POST_SEND ? kDoorbell : kWrite;
+}
+
+// The words of a line, up to its end. Reads by the C library, whose own calls are not counted.
+std::vector<std::string> WordsOf(std::FILE* file) {
+  std::array<char, 4096> line{};
+  if (std::fgets(line.data(), line.size(), file) == nullptr) return {};
+  std::istringstream words(line.data());
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+// That this host has sent over TCP, over whatever interface; without those of retransmissions.
+std::optional<uint64_t> TcpSegments() {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> snmp(std::fopen("/proc/net/snmp", "r"),
+                                                             &std::fclose);
+  if (snmp == nullptr) return std::nullopt;
+  // A line of names, and one of values.
+  std::vector<std::string> names = WordsOf(snmp.get());
+  while (!names.empty()) {
+    std::vector<std::string> values = WordsOf(snmp.get());
+    const auto at = std::ranges::find(names, "OutSegs");
+    if (names.front() == "Tcp:" && at != names.end() && values.size() == names.size()) {
+      return std::stoull(values[static_cast<size_t>(at - names.begin())]);
+    }
+    names = std::move(values);
+  }
+  return std::nullopt;
+}
 
 template <typename Function>
 Function* Real(Function* /*wrapper*/, const char* name) {
@@ -76,6 +131,7 @@ std::map<std::string, uint64_t> CountedCalls() {
   }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
+  if (const auto segments = TcpSegments()) result[kTcpSegments] = *segments;
   result["sleeps"] = static_cast<uint64_t>(usage.ru_nvcsw);
   return result;
 }
@@ -109,7 +165,11 @@ KVXFER_COUNTED(kRecvmsg, ssize_t recvmsg(int fd, msghdr* message, int flags), re
                flags)
 KVXFER_COUNTED(kRead, ssize_t read(int fd, void* data, size_t size), read, fd, data, size)
 KVXFER_COUNTED(kReadv, ssize_t readv(int fd, const iovec* parts, int size), readv, fd, parts, size)
-KVXFER_COUNTED(kWrite, ssize_t write(int fd, const void* data, size_t size), write, fd, data, size)
+extern "C" ssize_t write(int fd, const void* data, size_t size) {
+  static auto* const real = calls::Real(&::write, "write");
+  calls::Count(calls::CallOfWrite(fd, data, size));
+  return real(fd, data, size);
+}
 KVXFER_COUNTED(kWritev, ssize_t writev(int fd, const iovec* parts, int size), writev, fd, parts,
                size)
 KVXFER_COUNTED(kProcessVmReadv,

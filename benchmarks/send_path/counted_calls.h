@@ -15,9 +15,16 @@
 namespace kvxfer::testing {
 
 // By name, since the process began; those that were never called are not there. "other": by number,
-// with syscall(). Two are no calls: "time-outs", how often one of epoll was set, and "sleeps", how
-// often a thread gave up its CPU to wait, which is how often one was woken.
+// with syscall(). Some are no calls:
+// "time-outs": how often one of epoll was set
+// "sleeps": how often a thread gave up its CPU to wait, which is how often one was woken
+// "doorbells": ibv_post_send over soft-RoCE, where it is a command to the kernel; other devices do
+// it
+//   in memory, where this does not see it
+// kTcpSegments: that this host has sent since it booted, whoever it was; not there if it does not
+// say
 std::map<std::string, uint64_t> CountedCalls();
+inline constexpr const char* kTcpSegments = "tcp_segments";
 
 }  // namespace kvxfer::testing
 
