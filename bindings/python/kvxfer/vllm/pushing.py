@@ -128,7 +128,7 @@ class Pushing:
         push.request = abandoned.request
         push.held = push.held or abandoned.held
         push.last_write = True
-        self._fail(abandoned.lease, push, abandoned.why)
+        self._fail(abandoned.lease, push, abandoned.why, known=abandoned.why)
         offer = self._unexpected.pop(abandoned.lease, None)
         if offer is not None:
             self._accept(abandoned.lease, push, offer)
@@ -335,11 +335,14 @@ class Pushing:
         if push.last_write and not push.transfers and not push.unposted:
             self._end(lease, push)
 
-    def _fail(self, lease: str, push: Push, why: str) -> None:
-        """What is on its way ends first; then decode is told."""
+    def _fail(self, lease: str, push: Push, why: str, known: str = "") -> None:
+        """What is on its way ends first; then decode is told. ``known``: a reason that is no news here."""
         if push.abandoned:
             return
         push.abandoned = why
+        if why not in (_UNWANTED, known):  # decode logs it too, if it hears of it
+            name = shown(push.request or lease)
+            limited.warning("push", "request %s is not written to decode: %s", name, shown(why))
         self._heard.withdrawn.add(lease)
         self._stats.count("failed_pushes")
         for transfer in push.transfers:

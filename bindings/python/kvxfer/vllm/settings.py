@@ -46,7 +46,7 @@ class Settings:
     handshake_timeout: float = 5.0
     """For finding out about an engine that is met for the first time."""
     retries: int = 2
-    """Of a transfer that a connection failed, within ``timeout``."""
+    """Of a read that a connection failed, within ``timeout``. A push is not repeated."""
     drain: float = 5.0
     """How long a worker that is shut down waits for what it has promised."""
     model_id: str = ""
