@@ -25,6 +25,7 @@ session=src/core/protocol/session.cc
 table_of_session=src/core/protocol/session.h
 target=src/core/protocol/target_session.cc
 watch=src/core/protocol/frame_watch.cc
+watch_look=src/core/protocol/frame_watch.h
 peer_watch=src/core/protocol/peer_watch.cc
 peer_pace=src/core/protocol/peer_watch.h
 
@@ -482,8 +483,8 @@ mutant "a frame is not sent again to a link that answers" $watch \
   'if (!carrier.owes) return Step::kSendAgain;' ''
 mutant "a link has no time to answer" $watch 'now - pinged_ >= kAnswersWithin' 'now > pinged_'
 mutant "a link is avoided again and again" $watch 'late && !carrier.avoided' 'late'
-mutant "looked at for ever where nobody answers" $watch \
-  'if (carrier.owes && carrier.avoided) return Time::max();' ''
+mutant "looked at for ever where nobody answers" $watch_look \
+  'carrier.owes && carrier.avoided ? Time::max() : next_' 'next_'
 mutant "the time in which this side slept is the peer's silence" $peer_watch \
   'late ? std::min(passed, pace_.heartbeat / 2) : passed' 'late ? passed : passed'
 mutant "a peer that speaks is silent" $peer_watch \
