@@ -18,11 +18,10 @@ namespace kvxfer::testing {
 // with syscall(). Some are no calls:
 // "time-outs": how often one of epoll was set
 // "sleeps": how often a thread gave up its CPU to wait, which is how often one was woken
-// "doorbells": ibv_post_send over soft-RoCE, where it is a command to the kernel; other devices do
-// it
-//   in memory, where this does not see it
-// kTcpSegments: that this host has sent since it booted, whoever it was; not there if it does not
-// say
+// "doorbells": ibv_post_send over soft-RoCE, where it is a command to the kernel. Other devices
+//   ring them in memory, which is not counted.
+// kTcpSegments: what this host has sent since it booted, whoever it was; missing where the kernel
+//   does not say
 std::map<std::string, uint64_t> CountedCalls();
 inline constexpr const char* kTcpSegments = "tcp_segments";
 

@@ -120,7 +120,7 @@ absl::StatusOr<Calls> Ask(Side& side, int trips) {
   return calls;
 }
 
-// Of this process alone.
+// Sums what this process itself did.
 uint64_t Total(const Calls& calls) {
   uint64_t total = 0;
   for (const auto& [name, count] : calls) total += name == kTcpSegments ? 0 : count;

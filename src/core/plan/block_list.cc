@@ -55,7 +55,7 @@ absl::StatusOr<uint32_t> FindRegion(std::string_view side, size_t index, uint64_
 // avoids the search.
 absl::StatusOr<uint32_t> FindNext(std::string_view side, size_t index, const Descriptor& descriptor,
                                   Access wanted, const RegionTable& table, uint32_t before) {
-  if (descriptor.bytes != 0 && descriptor.address != 0 &&
+  if (descriptor.address != 0 &&
       table.IsFound(before, descriptor.address, descriptor.bytes, wanted)) {
     return before;
   }

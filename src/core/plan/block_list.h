@@ -88,7 +88,7 @@ class BlockList {
   // be the last one that is walked.
   using SharedIds = std::shared_ptr<const uint32_t[]>;
 
-  // Of each side; a transfer of so few blocks needs no buffer of the pool.
+  // So many ids of each side fit into the list itself and need no buffer of the pool.
   static constexpr size_t kFewIds = 8;
 
   absl::Status FillPaged(const PagedBlocks& blocks, Direction direction, const RegionTable& local,
