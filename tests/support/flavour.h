@@ -78,7 +78,7 @@ std::vector<Flavour> StagedFlavours();
 // Control frames by another backend than data, or not by the best way of their backend. For agents.
 std::vector<Flavour> CarrierFlavours();
 // Each of the plain ones reordered, delayed and overtaken, by `seeds` seeds from TestSeed() on;
-// under a sanitizer by the first.
+// those after the first are soaks. Under a sanitizer by the first.
 std::vector<Flavour> FaultyFlavours(int seeds = 2);
 // Rails that fail alone and come back within `down_for`, on each backend; with orders kept and not.
 std::vector<Flavour> RailFlavours(double down_probability, Duration down_for);
