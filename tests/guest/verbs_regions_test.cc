@@ -26,8 +26,8 @@ int RegionsOf(const std::string& device) {
   return at == std::string::npos ? -1 : std::atoi(text.c_str() + at + 4);
 }
 
-TEST(VerbsRegions, TenThousandLeaveNothingInTheKernel) {
-  constexpr int kRegions = 10'000;
+TEST(VerbsRegions, ThousandsLeaveNothingInTheKernel) {
+  constexpr int kRegions = 2000;
   AgentOptions options{.name = "a", .backends = {"verbs"}};
   options.backend["verbs"]["devices"] = "rxe0";
   ASSERT_OK_AND_ASSIGN(const auto agent, Agent::Create(options));

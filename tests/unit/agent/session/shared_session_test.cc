@@ -460,10 +460,14 @@ class SilentPeer : public SharedSessionTest {
     watched_.SetTarget(&target_);
     watched_.Enter(&initiator_);
   }
+
+ public:
   ~SilentPeer() override {
     watched_.SetTarget(nullptr);
     watched_.Leave(&initiator_);
   }
+
+ protected:
   void Pass(Duration time) {
     const Time end = now_ + time;
     while (timers_.next() <= end) {
