@@ -65,14 +65,21 @@ absl::Status CheckSide(std::string_view name, const KvSide& side, const KvRange&
 // number of times.
 class KvListBuilder {
  public:
-  // What the sides point to is used until the last call, except the ids: until SortIds.
+  // What the sides point to is used until the last call, except the ids, which are copied at once:
+  // what the caller does with its own meanwhile changes nothing.
   KvListBuilder(const KvSide& local, const KvSide& remote, const KvRange& range, uint64_t tokens,
                 Direction direction)
       : local_(local),
         remote_(remote),
         range_(range),
         tokens_(tokens),
-        writes_(direction == Direction::kWrite) {}
+        writes_(direction == Direction::kWrite) {
+    ids_.reserve(local.ids.size() + remote.ids.size());
+    ids_.insert(ids_.end(), local.ids.begin(), local.ids.end());
+    ids_.insert(ids_.end(), remote.ids.begin(), remote.ids.end());
+    local_.ids = std::span(ids_).first(local.ids.size());
+    remote_.ids = std::span(ids_).subspan(local.ids.size());
+  }
 
   absl::Status Check() const {
     if (tokens_ == 0) return absl::InvalidArgumentError("KV cache: no tokens are asked for");
@@ -216,6 +223,7 @@ class KvListBuilder {
       return true;
     });
     local_.ids = remote_.ids = {};
+    ids_ = {};
   }
 
   // Adds the pairs of the first layer, or of all layers at once if each side has them in one
@@ -316,6 +324,7 @@ class KvListBuilder {
     return absl::OkStatus();
   }
 
+  std::vector<uint32_t> ids_;  // of the local side, then of the remote one
   KvSide local_;
   KvSide remote_;
   const KvRange range_;

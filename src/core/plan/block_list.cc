@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -85,49 +86,97 @@ absl::StatusOr<uint64_t> ExtentBytes(std::string_view side, size_t index,
   return bytes;
 }
 
+// `before`: the region that the one before lies in. Most lie in the same one, which avoids the
+// search.
 absl::StatusOr<uint32_t> PlacePaged(std::string_view side, size_t index, const PagedRegion& region,
-                                    Access wanted, const RegionTable& table) {
+                                    Access wanted, const RegionTable& table, uint32_t before) {
   const absl::StatusOr<uint64_t> bytes = ExtentBytes(side, index, region);
   if (!bytes.ok()) return bytes.status();
+  if (region.block_bytes > 0 && region.base != 0 &&
+      table.IsFound(before, region.base, *bytes, wanted)) {
+    return before;
+  }
   // Zero-byte blocks touch no memory, so they need no region, however many there are.
   return FindRegion(side, index, region.base, region.block_bytes == 0 ? 0 : *bytes, wanted, table);
 }
 
-// Copies `ids` and returns the highest one; range checks then need only that.
-uint32_t CopyIds(std::span<const uint32_t> ids, uint32_t* to) {
-  uint32_t highest = 0;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    to[i] = ids[i];
-    highest = std::max(highest, ids[i]);
+// Four ids, for the compiler's vector arithmetic.
+using FourIds [[gnu::vector_size(16)]] = uint32_t;
+
+struct CopiedIds {
+  uint32_t bound = 0;     // no id exceeds it: all of them or-ed together
+  bool in_range = false;  // each of them is below the count
+};
+// Copies `ids`. Whatever the caller does with its own meanwhile, only the copy is checked and used.
+// `count` is at least 1. Ids are compared four at a time, for their number is what a transfer
+// costs.
+CopiedIds CopyIds(std::span<const uint32_t> ids, uint64_t count, uint32_t* to) {
+  const auto last = static_cast<uint32_t>(std::min<uint64_t>(count - 1, INT32_MAX));
+  const FourIds lasts = {last, last, last, last};
+  FourIds bits = {};
+  FourIds beyond = {};  // the highest bit of each: some id is above `last`
+  size_t i = 0;
+  for (; i + 4 <= ids.size(); i += 4) {
+    FourIds some;
+    std::memcpy(&some, ids.data() + i, sizeof(some));
+    std::memcpy(to + i, &some, sizeof(some));
+    bits |= some;
+    beyond |= lasts - some;
   }
-  return highest;
+  CopiedIds copied{.bound = (bits[0] | bits[1]) | (bits[2] | bits[3])};
+  uint32_t sign = (beyond[0] | beyond[1]) | (beyond[2] | beyond[3]);
+  for (; i < ids.size(); ++i) {
+    to[i] = ids[i];
+    copied.bound |= to[i];
+    sign |= last - to[i];
+  }
+  // An id of 2^31 or more is in `bound`.
+  copied.in_range = ((sign | copied.bound) >> 31) == 0;
+  return copied;
 }
 
-// InvalidArgument unless every id names a block of every region. `highest` is the highest id. Only
-// the region with the fewest blocks needs a check; the search for the bad id runs on failure only.
-absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> ids, uint32_t highest,
-                             std::span<const PagedRegion> regions) {
-  const auto smallest = std::min_element(
-      regions.begin(), regions.end(),
-      [](const PagedRegion& a, const PagedRegion& b) { return a.count < b.count; });
-  if (highest < smallest->count) return absl::OkStatus();
-  const auto at =
-      std::find_if(ids.begin(), ids.end(), [&](uint32_t id) { return id >= smallest->count; });
-  const std::string region = Named(side, static_cast<size_t>(smallest - regions.begin()));
-  const std::string valid = smallest->count == 0
-                                ? std::string(" has no blocks")
-                                : absl::StrCat(" has blocks 0 to ", smallest->count - 1);
-  return absl::InvalidArgumentError(
-      absl::StrCat(ToAbsl(side), "_ids[", at - ids.begin(), "] is ", *at, ", but ", region, valid));
+// The region of one side with the fewest blocks.
+template <typename Pairs>
+size_t SmallestRegion(const Pairs& pairs, PagedRegion BlockPair::*region_of) {
+  size_t smallest = 0;
+  for (size_t i = 1; i < pairs.size(); ++i) {
+    if ((pairs[i].*region_of).count < (pairs[smallest].*region_of).count) smallest = i;
+  }
+  return smallest;
+}
+
+// InvalidArgument unless every id is below `count`, the number of blocks of region `region`.
+absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> ids, size_t region,
+                             uint64_t count) {
+  const auto at = std::find_if(ids.begin(), ids.end(), [&](uint32_t id) { return id >= count; });
+  if (at == ids.end()) return absl::OkStatus();
+  const std::string valid =
+      count == 0 ? std::string(" has no blocks") : absl::StrCat(" has blocks 0 to ", count - 1);
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(side), "_ids[", at - ids.begin(), "] is ",
+                                                 *at, ", but ", Named(side, region), valid));
+}
+
+// Copies the ids of one side, and checks the copy. Returns a number that no id exceeds.
+template <typename Pairs>
+absl::StatusOr<uint32_t> KeepIds(std::string_view side, std::span<const uint32_t> ids,
+                                 const Pairs& pairs, PagedRegion BlockPair::*region_of,
+                                 uint32_t* to) {
+  const size_t region = SmallestRegion(pairs, region_of);
+  const uint64_t count = (pairs[region].*region_of).count;
+  const CopiedIds copied = CopyIds(ids, std::max<uint64_t>(count, 1), to);
+  if (copied.in_range && count > 0) return copied.bound;
+  absl::Status status = CheckIdsInRange(side, {to, ids.size()}, region, count);
+  if (!status.ok()) return status;
+  return copied.bound;
 }
 
 // Checks the side that is written: no byte of it may be written twice.
 absl::Status CheckDestination(std::string_view side, std::span<const PagedRegion> regions,
-                              std::span<const uint32_t> ids, uint32_t highest) {
+                              std::span<const uint32_t> ids, uint32_t bound) {
   const bool any_bytes = std::any_of(regions.begin(), regions.end(),
                                      [](const PagedRegion& r) { return r.block_bytes > 0; });
   if (!any_bytes) return absl::OkStatus();
-  if (absl::Status status = CheckIdsDistinct(side, ids, highest); !status.ok()) return status;
+  if (absl::Status status = CheckIdsDistinct(side, ids, bound); !status.ok()) return status;
   return CheckPagedDisjoint(side, regions, ids);
 }
 
@@ -179,6 +228,8 @@ absl::Status BlockList::FillPaged(const PagedBlocks& blocks, Direction direction
   pairs_.reserve(blocks.local.size());
   RegionSet local_regions(local);
   RegionSet remote_regions(remote);
+  uint32_t local_region = kNoRegion;
+  uint32_t remote_region = kNoRegion;
   for (size_t i = 0; i < blocks.local.size(); ++i) {
     BlockPair pair{.local = blocks.local[i],
                    .remote = blocks.remote[i],
@@ -187,26 +238,25 @@ absl::Status BlockList::FillPaged(const PagedBlocks& blocks, Direction direction
       return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
     }
     // Access::kNone: the agent itself may read and write every region that it registered.
-    auto region = PlacePaged(kLocal, i, pair.local, Access::kNone, local);
+    auto region = PlacePaged(kLocal, i, pair.local, Access::kNone, local, local_region);
     if (!region.ok()) return region.status();
-    local_regions.Add(pair.local_region = *region);
-    region = PlacePaged(kRemote, i, pair.remote, RemoteRight(direction), remote);
+    local_regions.Add(pair.local_region = local_region = *region);
+    region = PlacePaged(kRemote, i, pair.remote, RemoteRight(direction), remote, remote_region);
     if (!region.ok()) return region.status();
-    remote_regions.Add(pair.remote_region = *region);
+    remote_regions.Add(pair.remote_region = remote_region = *region);
     pairs_.push_back(pair);
   }
   uint32_t* const ids = TakeIds(blocks.local_ids.size(), pool);
-  const uint32_t highest_local = CopyIds(blocks.local_ids, ids);
-  const uint32_t highest_remote = CopyIds(blocks.remote_ids, ids + id_count_);
-  absl::Status status = CheckIdsInRange(kLocal, blocks.local_ids, highest_local, blocks.local);
-  if (status.ok()) {
-    status = CheckIdsInRange(kRemote, blocks.remote_ids, highest_remote, blocks.remote);
-  }
-  if (!status.ok()) return status;
+  const absl::StatusOr<uint32_t> local_bound =
+      KeepIds(kLocal, blocks.local_ids, pairs_, &BlockPair::local, ids);
+  if (!local_bound.ok()) return local_bound.status();
+  const absl::StatusOr<uint32_t> remote_bound =
+      KeepIds(kRemote, blocks.remote_ids, pairs_, &BlockPair::remote, ids + id_count_);
+  if (!remote_bound.ok()) return remote_bound.status();
   // The costly check comes last.
-  status = direction == Direction::kWrite
-               ? CheckDestination(kRemote, blocks.remote, blocks.remote_ids, highest_remote)
-               : CheckDestination(kLocal, blocks.local, blocks.local_ids, highest_local);
+  absl::Status status = direction == Direction::kWrite
+                            ? CheckDestination(kRemote, blocks.remote, remote_ids(), *remote_bound)
+                            : CheckDestination(kLocal, blocks.local, local_ids(), *local_bound);
   if (!status.ok()) return status;
   local_regions_ = local_regions.Ascending();
   remote_regions_ = remote_regions.Ascending();

@@ -15,14 +15,14 @@
 
 namespace kvxfer {
 
-// InvalidArgument: an id occurs twice in `ids`. `highest` is the largest id. Messages name the
-// `side` ("local", "remote") and the positions in the caller's list, where ids[0] has position
-// `first`.
-// O(ids), or O(ids log ids) if there are few ids that are far apart. Uses at most 2 MiB of memory
+// InvalidArgument: an id occurs twice in `ids`. No id exceeds `bound`, which should be little above
+// the highest. Messages name the `side` ("local", "remote") and the positions in the caller's list,
+// where ids[0] has position `first`.
+// O(ids), or O(ids log ids) if there are few ids that are far apart. Uses at most 2.3 MiB of memory
 // that the thread keeps: repeated calls allocate nothing unless an id is above 8 million or there
 // are more than 262,144 ids to sort.
-absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids,
-                              uint32_t highest, uint64_t first = 0);
+absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> ids, uint32_t bound,
+                              uint64_t first = 0);
 
 // InvalidArgument: two blocks of different `regions` overlap; `ids` names the blocks of each.
 // Requires distinct ids, and regions whose extents do not overflow. Zero-byte blocks overlap
