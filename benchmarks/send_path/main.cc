@@ -10,6 +10,7 @@
 
 #include "benchmarks/send_path/marks.h"
 #include "kvxfer/log.h"
+#include "tests/support/cuda_driver/hooks.h"
 #include "tests/support/layer_path.h"
 #include "tests/support/null_device.h"
 #include "tests/support/send_path.h"
@@ -44,6 +45,12 @@ void Print(const DeviceCounts& counts, uint64_t blocks) {
               per(counts.receive_entries, blocks));
 }
 
+// Calls of the stand-in CUDA driver so far; of a real one nothing is known.
+uint64_t DriverCalls() {
+  const cuda_driver::Hooks* const hooks = cuda_driver::FindHooks();
+  return hooks == nullptr ? 0 : hooks->kvxfer_standin_calls(nullptr);
+}
+
 absl::Status Run(const SendPathShape& shape, int transfers, bool notify) {
   auto path = SendPath::Create(shape);
   if (!path.ok()) return path.status();
@@ -52,9 +59,11 @@ absl::Status Run(const SendPathShape& shape, int transfers, bool notify) {
   if (notify) options.notification = "request 7";
   constexpr int kWarmUp = 4;
   DeviceCounts before;
+  uint64_t calls = 0;
   for (int i = -kWarmUp; i < transfers; ++i) {
     if (i == 0) {
       before = CountsOfNullDevices();
+      calls = DriverCalls();
       kvxfer_count_from();
     }
     absl::Status end;
@@ -63,8 +72,12 @@ absl::Status Run(const SendPathShape& shape, int transfers, bool notify) {
     if (!end.ok()) return end;
   }
   kvxfer_count_to();
-  if (shape.verbs) {
+  if (shape.backend == SendPathShape::Backend::kVerbs) {
     Print(CountsOfNullDevices() - before, (*path)->runs() * static_cast<uint64_t>(transfers));
+  }
+  if (shape.backend == SendPathShape::Backend::kCudaIpc) {
+    std::printf("calls of the CUDA driver per transfer:    %10.2f\n",
+                static_cast<double>(DriverCalls() - calls) / transfers);
   }
   return absl::OkStatus();
 }
@@ -96,7 +109,12 @@ int Main(int argc, char** argv) {
   app.add_option("--regions", shape.regions, "Paged regions")->check(CLI::Range(1, 1024));
   app.add_option("--transfers", transfers, "Transfers that are counted")
       ->check(CLI::Range(1, 1'000'000));
-  app.add_flag("--verbs", shape.verbs, "Over the verbs backend and a device that moves nothing");
+  app.add_flag_callback(
+      "--verbs", [&] { shape.backend = SendPathShape::Backend::kVerbs; },
+      "Over the verbs backend and a device that moves nothing");
+  app.add_flag_callback(
+      "--cuda-ipc", [&] { shape.backend = SendPathShape::Backend::kCudaIpc; },
+      "Over cuda_ipc, memory of GPU 0");
   app.add_option("--idle-peers", shape.idle_peers, "Further peers of both agents, which do nothing")
       ->check(CLI::Range(0, 10'000));
   app.add_flag("--notify", notify, "Each with a notification, which the target takes");

@@ -23,6 +23,7 @@
 #include "kvxfer/log.h"
 #include "kvxfer/memory.h"
 #include "src/core/base/cpus.h"
+#include "tests/support/gpu_space.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -58,20 +59,32 @@ class Awake {
 
 struct Side {
   HostBuffer memory{};
+  std::unique_ptr<GpuSpace> gpu{};  // in its place
   std::unique_ptr<Agent> agent{};
   std::string peer{};
   Descriptor mine{};
   Descriptor theirs{};
 
-  absl::Status Open(const AgentOptions& options, uint64_t bytes) {
-    auto buffer = HostBuffer::Allocate(bytes, HostPages::kSmall);
-    if (!buffer.ok()) return buffer.status();
-    memory = *std::move(buffer);
+  absl::Status Open(const AgentOptions& options, uint64_t bytes, bool on_gpu) {
+    absl::StatusOr<MemorySpan> span = Allocate(bytes, on_gpu);
+    if (!span.ok()) return span.status();
     auto made = Agent::Create(options);
     if (!made.ok()) return made.status();
     agent = *std::move(made);
-    mine = {.address = reinterpret_cast<uintptr_t>(memory.data()), .bytes = bytes};
-    return agent->RegisterMemory(memory.span(), Access::kReadWrite).status();
+    mine = {.address = reinterpret_cast<uintptr_t>(span->data), .bytes = bytes};
+    return agent->RegisterMemory(*span, Access::kReadWrite).status();
+  }
+  absl::StatusOr<MemorySpan> Allocate(uint64_t bytes, bool on_gpu) {
+    if (on_gpu) {
+      auto space = GpuSpace::Allocate(bytes);
+      if (!space.ok()) return space.status();
+      gpu = *std::move(space);
+      return gpu->span();
+    }
+    auto buffer = HostBuffer::Allocate(bytes, HostPages::kSmall);
+    if (!buffer.ok()) return buffer.status();
+    memory = *std::move(buffer);
+    return memory.span();
   }
   absl::Status Meet(const Side& other) {
     auto metadata = other.agent->Metadata();
@@ -127,13 +140,13 @@ uint64_t Total(const Calls& calls) {
   return total;
 }
 
-absl::Status Run(AgentOptions options, uint64_t bytes, int trips, int rounds) {
+absl::Status Run(AgentOptions options, uint64_t bytes, bool on_gpu, int trips, int rounds) {
   Side here;
   Side there;
   options.name = "here";
-  if (auto status = here.Open(options, bytes); !status.ok()) return status;
+  if (auto status = here.Open(options, bytes, on_gpu); !status.ok()) return status;
   options.name = "there";
-  if (auto status = there.Open(options, bytes); !status.ok()) return status;
+  if (auto status = there.Open(options, bytes, on_gpu); !status.ok()) return status;
   if (auto status = here.Meet(there); !status.ok()) return status;
   if (auto status = there.Meet(here); !status.ok()) return status;
   // Other processes and timers only add to what a round makes.
@@ -162,23 +175,26 @@ int Main(int argc, char** argv) {
   int rounds = 1;
   bool spins = false;
   bool awake = false;
+  bool on_gpu = false;
   app.add_option("--backend", options.backends, "Over this backend")->expected(1);
   const std::map<std::string, ControlCarrier> carriers = {{"auto", ControlCarrier::kAuto},
                                                           {"tcp", ControlCarrier::kTcp},
-                                                          {"rdma", ControlCarrier::kRdma}};
+                                                          {"rdma", ControlCarrier::kRdma},
+                                                          {"shm", ControlCarrier::kShm}};
   app.add_option("--control", options.control, "What carries control frames")
       ->transform(CLI::CheckedTransformer(carriers));
   app.add_option("--size", bytes, "Bytes of each block")->check(CLI::Range(1, 1 << 20));
   app.add_option("--trips", trips, "Round trips that are counted")->check(CLI::Range(1, 1'000'000));
   app.add_option("--rounds", rounds, "So many times; the one with the fewest calls is told")
       ->check(CLI::Range(1, 100));
+  app.add_flag("--cuda", on_gpu, "Memory of GPU 0");
   app.add_flag("--spin", spins, "They spin, in place of sleeping");
   app.add_flag("--awake", awake, "No CPU goes idle meanwhile");
   CLI11_PARSE(app, argc, argv);
   SetLogLevel(LogLevel::kError);
   const Awake cpus(awake);
   options.spin = spins ? Duration(std::chrono::seconds(1)) : Duration::zero();
-  const absl::Status status = Run(options, bytes, trips, rounds);
+  const absl::Status status = Run(options, bytes, on_gpu, trips, rounds);
   if (status.ok()) return 0;
   std::fprintf(stderr, "ping_path: %s\n", std::string(status.message()).c_str());
   return 1;

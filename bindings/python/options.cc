@@ -71,6 +71,7 @@ constexpr Field<AgentOptions> kAgent[] = {
     KVXFER_FIELD(AgentOptions, max_active_transfers),
     KVXFER_FIELD(AgentOptions, spin),
     KVXFER_FIELD(AgentOptions, staging_bytes),
+    KVXFER_FIELD(AgentOptions, copy_sms),
 };
 #undef KVXFER_FIELD
 

@@ -58,7 +58,9 @@ struct Capabilities {
   // It listens at AgentOptions::listen, and hands metadata out there
   // (AgentOptions::serve_metadata).
   bool serves_metadata = false;
-  size_t max_op_bytes = 0;       // bytes of one op
+  size_t max_op_bytes = 0;  // bytes of one op
+  // A transfer of up to so many bytes is one op on one rail: to cut it would cost and gain nothing.
+  size_t whole_op_bytes = 64 * 1024;
   size_t max_op_pieces = 0;      // BlockRange::pieces of one op
   size_t max_message_bytes = 0;  // of one Endpoint::Send; at least 128 KiB
   // What carries the messages of its links, as far as AgentOptions::control lets it choose. If the

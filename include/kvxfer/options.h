@@ -112,6 +112,11 @@ struct AgentOptions {
   // refused. At most kMaxStagingBytes.
   static constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 30;
   uint64_t staging_bytes = 64 * 1024 * 1024;
+  // The most multiprocessors (SMs) of a GPU that copies of this agent occupy at a time, those of
+  // cuda_ipc and those of staging each, so that the application's kernels keep the others; 0: as
+  // many as make copies fast. At most kMaxCopySms.
+  static constexpr uint32_t kMaxCopySms = 4096;
+  uint32_t copy_sms = 0;
 
   // The options of backends, by name: backend["verbs"] = {{"devices", "mlx5_*"}}; "faulty" is the
   // decorator's. Each backend documents, reads and checks its own section

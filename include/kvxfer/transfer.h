@@ -129,7 +129,8 @@ class Transfer {
   // work. Returns at once; no application thread waits. If the transfer has already ended, nothing
   // is submitted to the stream.
   // InvalidArgument: kvxfer cannot use the stream; the message says why. Unimplemented,
-  // Unavailable: no CUDA here. docs/gpu.md lists what to watch for.
+  // Unavailable: no CUDA here. FailedPrecondition: CUDA_DEVICE_MAX_CONNECTIONS=1, where the stream
+  // would hold up the transfer's own copies. docs/gpu.md lists what to watch for.
   absl::Status StreamWait(const CudaStream& stream) const;
 
   // True if the transfer ended before it could be made quiet: bytes of it may still be written at

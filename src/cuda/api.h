@@ -233,6 +233,7 @@ enum CUstreamCaptureMode : int {
   X(cuCtxPushCurrent_v2, (CUcontext context))                                                     \
   X(cuCtxPopCurrent_v2, (CUcontext * context))                                                    \
   X(cuCtxGetCurrent, (CUcontext * context))                                                       \
+  X(cuCtxSetCurrent, (CUcontext context))                                                         \
   X(cuCtxGetDevice, (CUdevice * device))                                                          \
   X(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags))                                      \
   X(cuCtxGetStreamPriorityRange, (int* least, int* greatest))                                     \

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstring>
 #include <deque>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -10,6 +13,7 @@
 #include "kvxfer/memory.h"
 #include "src/core/base/strings.h"
 #include "src/cuda/copy_kernel.h"
+#include "src/cuda/copy_rate.h"
 #include "src/cuda/copy_units.h"
 #include "src/cuda/pinned.h"
 #include "src/cuda/unit_ring.h"
@@ -19,64 +23,133 @@ namespace {
 
 using namespace api;  // NOLINT(google-build-using-namespace): the driver's own names
 
-// Two, so that a batch can begin while the previous one ends.
+// Two, so that a batch can begin while the previous one ends; one where copies are to leave
+// multiprocessors to others.
 constexpr size_t kStreams = 2;
 // The GPU copies the first pieces of a large batch while the list for the next launch is written.
 constexpr size_t kPiecesPerLaunch = 4096;
 constexpr size_t kLaunches = Copier::kMaxPieces / kPiecesPerLaunch;
+// Ids lie in the ring too, those of both sides together.
+constexpr size_t kIdsPerUnit = sizeof(CopyUnit) / sizeof(uint32_t);
+size_t IdUnits(uint32_t count) {
+  return UnitRing::Aligned((2 * size_t{count} + kIdsPerUnit - 1) / kIdsPerUnit);
+}
 // Has space for a largest batch beside another one of the same size.
-constexpr size_t kRingUnits = 2 * (kMostUnits + kLaunches * UnitRing::kAlign);
+constexpr size_t kMostIdUnits = 2 * Copier::kMaxBlocks / kIdsPerUnit;
+constexpr size_t kRingUnits = 2 * (kMostUnits + kMostIdUnits + kLaunches * UnitRing::kAlign);
+
+// What a CUDA stream writes when a batch is over, alone in what a GPU reads and writes at a time.
+using Word = std::atomic<uint32_t>;
+static_assert(sizeof(Word) == sizeof(uint32_t) && Word::is_always_lock_free);
+constexpr size_t kWordBytes = 256;
+
+// A waiting thread looks without rest from so long before the predicted end, and as long after it.
+constexpr Duration kNear = std::chrono::microseconds(20);
+// It sleeps as long as the batch has run, within these: a prediction may be wrong.
+constexpr Duration kLeastSleep = std::chrono::microseconds(250);
+constexpr Duration kMostSleep = std::chrono::milliseconds(1);
+// Later it looks after an eighth of the time that the batch has taken, but not more often than:
+constexpr Duration kLeastPause = std::chrono::microseconds(20);
+constexpr Duration kMostPause = std::chrono::milliseconds(1);
+
+bool SameIds(const PagedCopy& a, const PagedCopy& b) {
+  return a.to.ids == b.to.ids && a.from.ids == b.from.ids && a.count == b.count;
+}
 
 class GpuCopier final : public Copier {
  public:
-  GpuCopier(const Driver* driver, const Device& device) : driver_(*driver), device_(device) {}
+  GpuCopier(const Driver* driver, const Device& device, uint32_t most_sms)
+      : driver_(*driver), device_(device), most_sms_(most_sms) {}
   ~GpuCopier() override;
   absl::Status Open();
 
-  absl::StatusOr<uint64_t> Start(std::span<const Piece> pieces) override;
+  absl::StatusOr<uint64_t> Start(const CopyBatch& batch) override;
   std::optional<End> Poll() override;
+  std::optional<Time> NextPoll() const override;
+  uint64_t BatchBytes(Reach reach) const override { return rate_.BatchBytes(reach); }
   bool idle() const override { return running_.empty(); }
   bool broken() const override { return !broken_.ok(); }
   std::string Describe() const override {
-    return absl::StrCat(kernel_ != nullptr
-                            ? "copy kernel"
-                            : absl::StrCat("driver copies, a call each (", why_no_kernel_, ")"),
-                        ", ", kStreams, " streams");
+    if (kernel_ == nullptr) {
+      return absl::StrCat("driver copies, a call each (", why_no_kernel_, "), 2 streams");
+    }
+    if (most_sms_ == 0) return "copy kernel, 2 streams";
+    return absl::StrCat("copy kernel on ", most_sms_, most_sms_ == 1 ? " SM" : " SMs",
+                        ", 1 stream");
   }
 
  private:
+  enum class EndMark : uint8_t { kWord, kEvent, kStream };  // what tells that a batch is over
+
   struct Batch {
     uint64_t number = 0;
-    CUevent event = nullptr;  // null: not recorded; the whole stream is queried
-    CUstream stream = nullptr;
+    EndMark mark = EndMark::kStream;
+    CUevent event = nullptr;  // of kEvent
+    size_t stream = 0;        // index in streams_
     bool in_ring = false;
+    uint64_t bytes = 0;
+    Reach reach = Reach::kOwn;
+    Time began{};           // of the first one: since when it has the GPU for itself
+    Time expected{};        // its end, likewise
     absl::Status failed{};  // not OK: a part of it was not begun
+  };
+  // What a batch takes of the ring, at most.
+  struct Sizes {
+    uint64_t bytes = 0;
+    uint64_t paged_bytes = 0;
+    size_t blocks = 0;  // ids of each side, those that are shared once
+    size_t id_units = 0;
   };
 
   absl::Status PinList();
   absl::Status RunEmpty(const CopyKernel& kernel);
-  Reach ReachOf(const Piece& piece) const;
-  // Both: after an error `begun` says whether something moves all the same. `at`: where the list
-  // has space; afterwards its end.
-  absl::Status Launch(std::span<const Piece> pieces, const CopyShape& shape, CUstream stream,
-                      size_t& at, bool& begun);
-  absl::Status CopyByDriver(std::span<const Piece> pieces, CUstream stream, bool& begun);
-  void Record(Batch& batch);
+  static Sizes SizesOf(const CopyBatch& batch);
+  // What copies a batch: the kernel, or the driver. After an error `begun` says whether something
+  // moves all the same. `at`: where the ring has space; afterwards its end.
+  absl::Status Launch(const CopyBatch& batch, const CopyShape& shape, CUstream stream, size_t& at,
+                      bool& begun);
+  absl::Status CopyByDriver(const CopyBatch& batch, CUstream stream, bool& begun);
+  void AddPaged(const PagedCopy& copy, const PagedCopy* before, const CopyShape& shape, size_t& at);
+  absl::Status LaunchParts(const CopyShape& shape, CUstream stream, bool& begun);
+  bool PartsFull() const { return parts_ == kMaxParts || grids_ == kMaxGrids; }
+
+  Word& WordOf(size_t stream) {
+    return *reinterpret_cast<Word*>(list_.data() + kRingUnits * sizeof(CopyUnit) +
+                                    stream * kWordBytes);
+  }
+  void MarkEnd(Batch& batch);
   absl::StatusOr<CUevent> TakeEvent();
+  // NOT_READY: it runs. Another error: a fault.
+  CUresult Look(const Batch& batch, Time now);
   // OK: everything that was under way has ended, and the context works.
   absl::Status WaitForAll();
+  End Take(absl::Status status);
+  void Lead(Batch& batch, Time now);
 
   const Driver& driver_;
   const Device& device_;
+  const uint32_t most_sms_;  // 0: no limit
   std::array<CUstream, kStreams> streams_{};
   std::unique_ptr<CopyKernel> kernel_;
   std::string why_no_kernel_;
-  HostBuffer list_;  // CopyUnit[kRingUnits]
+  HostBuffer list_;  // CopyUnit[kRingUnits], then a word for each stream
   Pinned pinned_;
   UnitRing ring_{kRingUnits};
+  bool words_ = false;  // the streams can write them
+  // The launch that is being made: its first parts_ parts and grids_ grids.
+  CopyParams params_;
+  uint32_t parts_ = 0;
+  uint32_t grids_ = 0;
+  const BlockPieces* last_grid_ = nullptr;  // what the last grid was made of
+  uint64_t ids_ = 0;                        // where the ids of the last paged part are
   std::vector<CUevent> events_;
-  std::vector<Piece> joined_;
+  std::vector<Piece> pieces_;  // scratch space
+  std::vector<Piece> joined_;  // scratch space
   std::deque<Batch> running_;
+  Time looked_{};  // when the first of running_ was last seen to run
+  // Nothing can be learnt from the first of running_: it may have ended when the one before it did.
+  bool unknown_ = false;
+  CopyRate rate_;
   uint64_t last_ = 0;
   absl::Status broken_;  // not OK: the context is broken and nothing runs in it
 };
@@ -113,20 +186,22 @@ absl::Status GpuCopier::Open() {
 }
 
 absl::Status GpuCopier::PinList() {
-  auto list = HostBuffer::Allocate(kRingUnits * sizeof(CopyUnit), HostPages::kSmall);
+  auto list = HostBuffer::Allocate(kRingUnits * sizeof(CopyUnit) + kStreams * kWordBytes,
+                                   HostPages::kSmall);
   if (!list.ok()) return list.status();
   auto pinned = Pinned::Pin(&driver_, device_.ordinal, list->data(), list->size());
   if (!pinned.ok()) return pinned.status();
   list_ = *std::move(list);
   pinned_ = *std::move(pinned);
+  for (size_t i = 0; i < kStreams; ++i) new (&WordOf(i)) Word(0);
+  words_ = device_.stream_values;
   return absl::OkStatus();
 }
 
 // CUDA drivers load a kernel lazily at its first launch, which may wait for every CUDA stream of
 // the context. So launch it here, where waiting is allowed.
 absl::Status GpuCopier::RunEmpty(const CopyKernel& kernel) {
-  const CopyParams empty{.units = reinterpret_cast<uint64_t>(list_.data())};
-  if (auto status = kernel.Launch(streams_[0], empty, 1); !status.ok()) return status;
+  if (auto status = kernel.Launch(streams_[0], params_, 1); !status.ok()) return status;
   return driver_.Error(driver_.calls().cuStreamSynchronize(streams_[0]), "cuStreamSynchronize");
 }
 
@@ -167,51 +242,92 @@ absl::StatusOr<CUevent> GpuCopier::TakeEvent() {
   return event;
 }
 
-// How far the copy reaches. Memory that the CUDA driver does not know can only be host memory.
-Reach GpuCopier::ReachOf(const Piece& piece) const {
-  Reach reach = Reach::kOwn;
-  for (const uint64_t at : {piece.to, piece.from}) {
-    unsigned type = 0;
-    int device = 0;
-    const Calls& calls = driver_.calls();
-    if (calls.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) != CUDA_SUCCESS ||
-        type != CU_MEMORYTYPE_DEVICE) {
-      return Reach::kHost;
+GpuCopier::Sizes GpuCopier::SizesOf(const CopyBatch& batch) {
+  Sizes sizes;
+  for (const Piece& piece : batch.pieces) sizes.bytes += piece.bytes;
+  const PagedCopy* before = nullptr;
+  for (const PagedCopy& copy : batch.paged) {
+    sizes.paged_bytes += copy.total_bytes();
+    if (before == nullptr || !SameIds(*before, copy)) {
+      sizes.blocks += copy.count;
+      sizes.id_units += IdUnits(copy.count);
     }
-    if (calls.cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at) ==
-            CUDA_SUCCESS &&
-        device != device_.ordinal) {
-      reach = Reach::kPeer;
-    }
+    before = &copy;
   }
-  return reach;
+  sizes.bytes += sizes.paged_bytes;
+  return sizes;
 }
 
-absl::Status GpuCopier::Launch(std::span<const Piece> pieces, const CopyShape& shape,
-                               CUstream stream, size_t& at, bool& begun) {
+absl::Status GpuCopier::Launch(const CopyBatch& batch, const CopyShape& shape, CUstream stream,
+                               size_t& at, bool& begun) {
   auto* const list = reinterpret_cast<CopyUnit*>(list_.data());
-  while (!pieces.empty()) {
+  parts_ = grids_ = 0;
+  last_grid_ = nullptr;
+  for (std::span<const Piece> pieces = batch.pieces; !pieces.empty();) {
     const auto some = pieces.first(std::min(kPiecesPerLaunch, pieces.size()));
     pieces = pieces.subspan(some.size());
     const size_t units = MakeUnits(some, shape.unit_bytes, list + at);
     if (units == 0) continue;
-    const uint32_t per_group = shape.PerGroup(units);
-    const CopyParams params{.units = reinterpret_cast<uint64_t>(list + at),
-                            .count = static_cast<uint32_t>(units),
-                            .per_group = per_group};
+    params_.parts[parts_++] = {.list = reinterpret_cast<uint64_t>(list + at),
+                               .units = static_cast<uint32_t>(units)};
     // Each launch gets its own aligned part of the list (UnitRing::kAlign).
     at += UnitRing::Aligned(units);
-    if (auto status = kernel_->Launch(stream, params, shape.Blocks(units, per_group));
-        !status.ok()) {
-      return status;
-    }
-    begun = true;
+    if (pieces.empty()) break;  // it goes with the paged blocks
+    if (auto status = LaunchParts(shape, stream, begun); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  const PagedCopy* before = nullptr;
+  for (const PagedCopy& copy : batch.paged) {
+    if (copy.total_bytes() == 0) continue;
+    if (PartsFull()) {
+      if (auto status = LaunchParts(shape, stream, begun); !status.ok()) return status;
+    }
+    AddPaged(copy, before, shape, at);
+    before = &copy;
+  }
+  return LaunchParts(shape, stream, begun);
 }
 
-absl::Status GpuCopier::CopyByDriver(std::span<const Piece> pieces, CUstream stream, bool& begun) {
-  JoinPieces(pieces, joined_);
+// `before`: the part that was added before, in this batch; it may share its ids.
+void GpuCopier::AddPaged(const PagedCopy& copy, const PagedCopy* before, const CopyShape& shape,
+                         size_t& at) {
+  CopyPart part = MakePart(copy, shape.unit_bytes);
+  auto* const list = reinterpret_cast<CopyUnit*>(list_.data());
+  if (before == nullptr || !SameIds(*before, copy)) {
+    auto* const ids = reinterpret_cast<uint32_t*>(list + at);
+    std::memcpy(ids, copy.to.ids, copy.count * sizeof(uint32_t));
+    std::memcpy(ids + copy.count, copy.from.ids, copy.count * sizeof(uint32_t));
+    at += IdUnits(copy.count);
+    ids_ = reinterpret_cast<uint64_t>(ids);
+  }
+  part.to_ids = ids_;
+  part.from_ids = ids_ + copy.count * sizeof(uint32_t);
+  if (copy.pieces != nullptr) {
+    if (last_grid_ != copy.pieces) {
+      params_.grids[grids_++] = MakeGrid(*copy.pieces, copy.to_local);
+      last_grid_ = copy.pieces;
+    }
+    part.grid = grids_ - 1;
+  }
+  params_.parts[parts_++] = part;
+}
+
+absl::Status GpuCopier::LaunchParts(const CopyShape& shape, CUstream stream, bool& begun) {
+  params_.count = 0;
+  for (uint32_t i = 0; i < parts_; ++i) params_.count += params_.parts[i].units;
+  parts_ = grids_ = 0;
+  last_grid_ = nullptr;
+  if (params_.count == 0) return absl::OkStatus();
+  params_.per_group = shape.PerGroup(params_.count);
+  absl::Status status =
+      kernel_->Launch(stream, params_, shape.Blocks(params_.count, params_.per_group));
+  begun |= status.ok();
+  return status;
+}
+
+absl::Status GpuCopier::CopyByDriver(const CopyBatch& batch, CUstream stream, bool& begun) {
+  pieces_.assign(batch.pieces.begin(), batch.pieces.end());
+  for (const PagedCopy& copy : batch.paged) AddPieces(copy, pieces_);
+  JoinPieces(pieces_, joined_);
   for (const Piece& piece : joined_) {
     const CUresult result =
         driver_.calls().cuMemcpyAsync(piece.to, piece.from, piece.bytes, stream);
@@ -221,94 +337,165 @@ absl::Status GpuCopier::CopyByDriver(std::span<const Piece> pieces, CUstream str
   return absl::OkStatus();
 }
 
-// If the event cannot be recorded, the stream itself is queried. It reports the end only after
+// The word, else an event, else the stream itself is queried, which reports the end only after
 // everything that follows on it.
-void GpuCopier::Record(Batch& batch) {
-  if (driver_.calls().cuEventRecord(batch.event, batch.stream) == CUDA_SUCCESS) return;
-  events_.push_back(std::exchange(batch.event, nullptr));
+void GpuCopier::MarkEnd(Batch& batch) {
+  const CUstream stream = streams_[batch.stream];
+  if (words_) {
+    const CUresult written = driver_.calls().cuStreamWriteValue32_v2(
+        stream, reinterpret_cast<uint64_t>(&WordOf(batch.stream)),
+        static_cast<uint32_t>(batch.number), CU_STREAM_WRITE_VALUE_DEFAULT);
+    batch.mark = EndMark::kWord;
+    if (written == CUDA_SUCCESS) return;
+  }
+  batch.mark = EndMark::kStream;
+  const auto event = TakeEvent();
+  if (!event.ok()) return;
+  if (driver_.calls().cuEventRecord(*event, stream) == CUDA_SUCCESS) {
+    batch.event = *event;
+    batch.mark = EndMark::kEvent;
+  } else {
+    events_.push_back(*event);
+  }
 }
 
-absl::StatusOr<uint64_t> GpuCopier::Start(std::span<const Piece> pieces) {
+absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
   if (!broken_.ok()) return broken_;
-  if (pieces.size() > kMaxPieces) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(pieces.size(), " pieces in a batch of at most ", kMaxPieces));
+  const Sizes sizes = SizesOf(batch);
+  if (batch.pieces.size() > kMaxPieces || sizes.blocks > kMaxBlocks ||
+      sizes.paged_bytes > kMaxPagedBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        batch.pieces.size(), " pieces, ", sizes.blocks, " blocks of ", sizes.paged_bytes,
+        " bytes in a batch of at most ", kMaxPieces, ", ", kMaxBlocks, " and ", kMaxPagedBytes));
   }
-  uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  const ContextScope scope(driver_, device_.ordinal);
+  const ContextScope scope(driver_, device_.ordinal, ContextScope::For::kQueueing);
   if (!scope.status().ok()) return scope.status();
 
   CopyShape shape;
   size_t most = 0;
   std::optional<size_t> at;
-  if (kernel_ != nullptr && bytes > 0) {
-    shape = ShapeOf(bytes, ReachOf(pieces.front()), device_.multiprocessors);
+  if (kernel_ != nullptr && sizes.bytes > 0) {
+    shape = ShapeOf(sizes.bytes, batch.reach, device_.multiprocessors, most_sms_);
     // An upper bound: the exact number is known once the units are written.
-    most = MostUnits(pieces.size(), bytes, shape.unit_bytes) + kLaunches * UnitRing::kAlign;
+    most = MostUnits(batch.pieces.size(), sizes.bytes - sizes.paged_bytes, shape.unit_bytes) +
+           sizes.id_units + kLaunches * UnitRing::kAlign;
     at = ring_.Find(most);
   }
   if (running_.size() >= kMaxBatches || (most > 0 && !at.has_value())) {
     return absl::ResourceExhaustedError("as many copies of the GPU are under way as may be");
   }
-  auto event = TakeEvent();
-  if (!event.ok()) return event.status();
-  Batch batch{.number = last_ + 1,
-              .event = *event,
-              .stream = streams_[(last_ + 1) % kStreams],
-              .in_ring = at.has_value()};
+  Batch started{.number = last_ + 1,
+                .stream = kernel_ != nullptr && most_sms_ > 0 ? 0 : (last_ + 1) % kStreams,
+                .in_ring = at.has_value(),
+                .bytes = sizes.bytes,
+                .reach = batch.reach};
+  const CUstream stream = streams_[started.stream];
   size_t end = at.value_or(0);
   bool begun = false;
   absl::Status status;
-  if (bytes > 0) {
-    status = at.has_value() ? Launch(pieces, shape, batch.stream, end, begun)
-                            : CopyByDriver(pieces, batch.stream, begun);
+  if (sizes.bytes > 0) {
+    status = at.has_value() ? Launch(batch, shape, stream, end, begun)
+                            : CopyByDriver(batch, stream, begun);
   }
   // Nothing was begun, so the caller may take another path. Otherwise the batch must run until its
   // end.
-  if (!status.ok() && !begun) {
-    events_.push_back(*event);
-    return status;
+  if (!status.ok() && !begun) return status;
+  started.failed = std::move(status);
+  MarkEnd(started);
+  if (started.in_ring) ring_.Take(end - *at);
+  started.began = Now();
+  started.expected = started.began + rate_.Predict(sizes.bytes, batch.reach);
+  if (running_.empty()) {
+    looked_ = started.began;
+    unknown_ = false;
   }
-  batch.failed = std::move(status);
-  Record(batch);
-  if (batch.in_ring) ring_.Take(end - *at);
-  running_.push_back(std::move(batch));
+  running_.push_back(std::move(started));
   return ++last_;
+}
+
+// A fault never writes the word. So once the batch has taken twice the time that was predicted, the
+// stream is asked too.
+CUresult GpuCopier::Look(const Batch& batch, Time now) {
+  if (batch.mark == EndMark::kWord) {
+    const uint32_t word = WordOf(batch.stream).load(std::memory_order_acquire);
+    if (static_cast<int32_t>(word - static_cast<uint32_t>(batch.number)) >= 0) return CUDA_SUCCESS;
+    if (now < batch.expected + (batch.expected - batch.began)) return CUDA_ERROR_NOT_READY;
+  }
+  const ContextScope scope(driver_, device_.ordinal);
+  if (!scope.status().ok()) {
+    broken_ = scope.status();
+    return CUDA_ERROR_UNKNOWN;
+  }
+  // May also report an error of earlier work in this context.
+  return batch.mark == EndMark::kEvent ? driver_.calls().cuEventQuery(batch.event)
+                                       : driver_.calls().cuStreamQuery(streams_[batch.stream]);
 }
 
 std::optional<Copier::End> GpuCopier::Poll() {
   if (running_.empty()) return std::nullopt;
-  Batch& batch = running_.front();
-  End end{.batch = batch.number, .status = broken_};
-  if (broken_.ok()) {
-    const ContextScope scope(driver_, device_.ordinal);
-    CUresult result = CUDA_SUCCESS;
-    // May also report an error of earlier work in this context.
-    end.status = broken_ = scope.status();
-    if (end.status.ok()) {
-      result = batch.event != nullptr ? driver_.calls().cuEventQuery(batch.event)
-                                      : driver_.calls().cuStreamQuery(batch.stream);
-      if (result == CUDA_ERROR_NOT_READY) return std::nullopt;
-      end.status = driver_.Error(result, "a copy of the GPU");
-      // Most such errors are sticky, and nothing runs afterwards. In any case, wait until nothing
-      // moves.
-      if (!end.status.ok() && !WaitForAll().ok()) broken_ = end.status;
-    }
-    if (end.status.ok()) end.status = batch.failed;
+  if (!broken_.ok()) return Take(broken_);
+  const Batch& batch = running_.front();
+  const Time now = Now();
+  const CUresult result = Look(batch, now);
+  if (!broken_.ok()) return Take(broken_);
+  if (result == CUDA_ERROR_NOT_READY) {
+    looked_ = now;
+    unknown_ = false;
+    return std::nullopt;
   }
+  absl::Status status = driver_.Error(result, "a copy of the GPU");
+  // Most such errors are sticky, and nothing runs afterwards. In any case, wait until nothing
+  // moves.
+  if (!status.ok()) {
+    const ContextScope scope(driver_, device_.ordinal);
+    if (!scope.status().ok() || !WaitForAll().ok()) broken_ = status;
+  } else {
+    if (!unknown_) {
+      rate_.Learn(batch.bytes, batch.reach, looked_ - batch.began, now - batch.began);
+    }
+    status = batch.failed;
+  }
+  End end = Take(std::move(status));
+  if (!running_.empty()) Lead(running_.front(), now);
+  return end;
+}
+
+// `batch` is the first one now.
+void GpuCopier::Lead(Batch& batch, Time now) {
+  batch.began = std::max(batch.began, now);
+  batch.expected = batch.began + rate_.Predict(batch.bytes, batch.reach);
+  looked_ = batch.began;
+  unknown_ = true;
+}
+
+// Ends the first batch.
+Copier::End GpuCopier::Take(absl::Status status) {
+  const Batch& batch = running_.front();
+  End end{.batch = batch.number, .status = std::move(status)};
   if (batch.event != nullptr) events_.push_back(batch.event);
   if (batch.in_ring) ring_.Release();
   running_.pop_front();
   return end;
 }
 
+std::optional<Time> GpuCopier::NextPoll() const {
+  if (running_.empty()) return std::nullopt;
+  const Batch& batch = running_.front();
+  if (!broken_.ok()) return Time{};
+  const Duration ran = looked_ - batch.began;
+  if (looked_ < batch.expected + kNear) {
+    return std::min(batch.expected - kNear, looked_ + std::clamp(ran, kLeastSleep, kMostSleep));
+  }
+  return looked_ + std::clamp(ran / 8, kLeastPause, kMostPause);
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Copier>> Copier::Create(const Driver* driver, int device) {
+absl::StatusOr<std::unique_ptr<Copier>> Copier::Create(const Driver* driver, int device,
+                                                       uint32_t most_sms) {
   const auto known = driver->device(device);
   if (!known.ok()) return known.status();
-  auto copier = std::make_unique<GpuCopier>(driver, **known);
+  auto copier = std::make_unique<GpuCopier>(driver, **known, most_sms);
   if (auto status = copier->Open(); !status.ok()) {
     return absl::UnavailableError(
         absl::StrCat("GPU ", device, " cannot be used to copy: ", status.message()));

@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<CopyKernel>> CopyKernel::Load(const Driver* drive
   return kernel;
 }
 
-absl::Status CopyKernel::Launch(api::CUstream stream, CopyParams params, uint32_t blocks) const {
+absl::Status CopyKernel::Launch(api::CUstream stream, CopyParams& params, uint32_t blocks) const {
   void* parameters[] = {&params};
   return driver_.Error(driver_.calls().cuLaunchKernel(function_, blocks, 1, 1, kCopyThreads, 1, 1,
                                                       0, stream, parameters, nullptr),

@@ -27,9 +27,9 @@ class CopyKernel {
   CopyKernel(const CopyKernel&) = delete;
   CopyKernel& operator=(const CopyKernel&) = delete;
 
-  // Enqueues a launch. An error in the parameters leaves the context intact. An error may also come
-  // from an earlier kernel in this context.
-  absl::Status Launch(api::CUstream stream, CopyParams params, uint32_t blocks) const;
+  // Enqueues a launch; the CUDA driver copies `params`. An error in the parameters leaves the
+  // context intact. An error may also come from an earlier kernel in this context.
+  absl::Status Launch(api::CUstream stream, CopyParams& params, uint32_t blocks) const;
   // Call it when no launch is running, with the same context current.
   void Unload() { driver_.calls().cuModuleUnload(module_); }
 

@@ -122,13 +122,14 @@ uint32_t CopyShape::Blocks(size_t units, uint32_t per_group) const {
   return static_cast<uint32_t>(std::min<size_t>(max_blocks, (units + a_block - 1) / a_block));
 }
 
-CopyShape ShapeOf(uint64_t bytes, Reach reach, int multiprocessors) {
+CopyShape ShapeOf(uint64_t bytes, Reach reach, int multiprocessors, uint32_t most_sms) {
   const auto processors = static_cast<uint32_t>(std::max(1, multiprocessors));
   CopyShape shape;
   // With only its own memory, the GPU gets a block for each group and balances the load by itself.
   shape.max_blocks = reach == Reach::kHost   ? kHostBlocks
                      : reach == Reach::kPeer ? kPeerBlocks
                                              : std::numeric_limits<int32_t>::max();
+  if (most_sms > 0) shape.max_blocks = std::min(shape.max_blocks, most_sms);
   shape.warps =
       std::min(kWarpsPerProcessor * processors,
                static_cast<uint32_t>(std::min<uint64_t>(uint64_t{shape.max_blocks} * kWarpsPerBlock,
@@ -150,6 +151,73 @@ size_t MakeUnits(std::span<const Piece> pieces, uint64_t unit_bytes, CopyUnit* o
   UnitWriter writer(unit_bytes, out);
   ForEachJoined(pieces, [&](const Piece& piece) { writer.Take(piece); });
   return writer.Finish();
+}
+
+CopyPart MakePart(const PagedCopy& copy, uint64_t unit_bytes) {
+  CopyPart part{.to = copy.to.base,
+                .from = copy.from.base,
+                .to_stride = copy.to.stride,
+                .from_stride = copy.from.stride,
+                .piece_units = 1,
+                .piece_bytes = static_cast<uint32_t>(copy.bytes),
+                .unit_bytes = static_cast<uint32_t>(unit_bytes),
+                .unit_rows = 1};
+  uint64_t rows = 1;
+  uint64_t in_row = 1;
+  bool strided = false;
+  if (copy.pieces != nullptr) {
+    const BlockPieces::Dim& inner = copy.pieces->used_dims().back();
+    part.dim_count = copy.pieces->dim_count;
+    in_row = inner.count;
+    rows = copy.pieces->count() / in_row;
+    strided = Fits(static_cast<int64_t>(inner.local_stride)) &&
+              Fits(static_cast<int64_t>(inner.remote_stride));
+  }
+  if (copy.bytes > unit_bytes) {
+    part.piece_units = static_cast<uint32_t>((copy.bytes + unit_bytes - 1) / unit_bytes);
+    part.row_units = static_cast<uint32_t>(in_row) * part.piece_units;
+  } else {
+    if (strided && copy.bytes < kLongRow) {
+      part.unit_rows = static_cast<uint32_t>(std::min(in_row, unit_bytes / copy.bytes));
+    }
+    part.row_units = static_cast<uint32_t>((in_row + part.unit_rows - 1) / part.unit_rows);
+  }
+  part.block_units = static_cast<uint32_t>(rows) * part.row_units;
+  part.units = copy.count * part.block_units;
+  return part;
+}
+
+PieceGrid MakeGrid(const BlockPieces& pieces, bool to_local) {
+  static_assert(kMaxPieceDims == BlockPieces::kMaxDims);
+  PieceGrid grid;
+  PieceDim* out = grid.dims;
+  for (const BlockPieces::Dim& dim : pieces.used_dims()) {
+    *out++ = {.to_stride = to_local ? dim.local_stride : dim.remote_stride,
+              .from_stride = to_local ? dim.remote_stride : dim.local_stride,
+              .count = dim.count};
+  }
+  return grid;
+}
+
+void AddPieces(const PagedCopy& copy, std::vector<Piece>& out) {
+  const PieceGrid grid =
+      copy.pieces == nullptr ? PieceGrid() : MakeGrid(*copy.pieces, copy.to_local);
+  const uint64_t pieces = copy.pieces == nullptr ? 1 : copy.pieces->count();
+  for (uint32_t i = 0; i < copy.count; ++i) {
+    for (uint64_t at = 0; at < pieces; ++at) {
+      Piece piece{.to = copy.to.base + copy.to.ids[i] * copy.to.stride,
+                  .from = copy.from.base + copy.from.ids[i] * copy.from.stride,
+                  .bytes = copy.bytes};
+      uint64_t rest = at;
+      for (size_t dim = copy.pieces == nullptr ? 0 : copy.pieces->dim_count; dim-- > 0;) {
+        const uint64_t digit = rest % grid.dims[dim].count;
+        rest /= grid.dims[dim].count;
+        piece.to += digit * grid.dims[dim].to_stride;
+        piece.from += digit * grid.dims[dim].from_stride;
+      }
+      out.push_back(piece);
+    }
+  }
 }
 
 void JoinPieces(std::span<const Piece> pieces, std::vector<Piece>& out) {

@@ -1,6 +1,7 @@
-// Turns pieces into the units of the copy kernel. Adjacent pieces are joined. Short pieces at
-// constant distances become the rows of one unit; other tensor parallelism, or NHD against HND,
-// produces such pieces. Long pieces are cut, so that every multiprocessor gets some.
+// Turns pieces and paged blocks into the parts and units of the copy kernel. Adjacent pieces are
+// joined. Short pieces at constant distances become the rows of one unit; other tensor parallelism,
+// or NHD against HND, produces such pieces. Long pieces are cut, so that every multiprocessor gets
+// some.
 //
 // Thread-safety: pure functions.
 
@@ -16,9 +17,6 @@
 #include "src/cuda/kernels.cuh"
 
 namespace kvxfer::cuda {
-
-// The slowest memory that a batch touches, apart from that of the GPU that copies.
-enum class Reach : uint8_t { kOwn, kPeer, kHost };
 
 // How a batch is spread over a GPU.
 //
@@ -37,7 +35,9 @@ struct CopyShape {
   uint32_t PerGroup(size_t units) const;
   uint32_t Blocks(size_t units, uint32_t per_group) const;
 };
-CopyShape ShapeOf(uint64_t bytes, Reach reach, int multiprocessors);
+// `most_sms`: the most multiprocessors to occupy; 0: no limit. A GPU deals blocks out to its
+// multiprocessors one by one, so as many blocks occupy as many of them.
+CopyShape ShapeOf(uint64_t bytes, Reach reach, int multiprocessors, uint32_t most_sms = 0);
 
 // An upper bound on the number of units for `pieces` pieces of `bytes` bytes together.
 size_t MostUnits(size_t pieces, uint64_t bytes, uint64_t unit_bytes);
@@ -47,6 +47,14 @@ inline constexpr size_t kMostUnits = 2 * Copier::kMaxPieces;
 // Writes the units of `pieces` to `out`, which must have space for MostUnits of them. Returns how
 // many.
 size_t MakeUnits(std::span<const Piece> pieces, uint64_t unit_bytes, CopyUnit* out);
+
+// The part of a launch that copies `copy`, of at most Copier::kMaxPagedBytes, but for the addresses
+// of its ids and the index of its grid. It has units.
+CopyPart MakePart(const PagedCopy& copy, uint64_t unit_bytes);
+PieceGrid MakeGrid(const BlockPieces& pieces, bool to_local);
+
+// Appends the pieces of `copy`, for copies by cuMemcpyAsync.
+void AddPieces(const PagedCopy& copy, std::vector<Piece>& out);
 
 // Copies `pieces` without empty ones and with adjacent ones joined, for copies by cuMemcpyAsync.
 void JoinPieces(std::span<const Piece> pieces, std::vector<Piece>& out);

@@ -215,21 +215,52 @@ absl::Status Driver::EnablePeerAccess(int from, int to) const {
                                ") to GPU ", to, " (", devices_[static_cast<size_t>(to)].name, ")"));
 }
 
-ContextScope::ContextScope(const Driver& driver, int ordinal) : driver_(driver) {
+namespace {
+
+// Whose thread this is.
+enum class Thread : uint8_t {
+  kForeign,
+  kOwn,
+  kOwnRelaxed
+};  // kOwnRelaxed: its capture mode is set
+thread_local Thread thread_kind = Thread::kForeign;
+
+}  // namespace
+
+void ContextScope::OwnThread() { thread_kind = Thread::kOwn; }
+
+ContextScope::ContextScope(const Driver& driver, int ordinal, For what)
+    : driver_(driver), for_(what) {
   const auto context = driver.Context(ordinal);
   status_ = context.status();
   if (!status_.ok()) return;
+  if (thread_kind != Thread::kForeign) {
+    status_ = MakeCurrent(*context);
+    if (status_.ok() && std::exchange(thread_kind, Thread::kOwnRelaxed) == Thread::kOwn) {
+      ExchangeCaptureMode();
+    }
+    return;
+  }
   status_ = driver.Error(driver.calls().cuCtxPushCurrent_v2(*context), "cuCtxPushCurrent");
-  if (status_.ok()) ExchangeCaptureMode();
+  if (status_.ok() && for_ == For::kAnything) ExchangeCaptureMode();
 }
 
 ContextScope::~ContextScope() {
-  if (!status_.ok()) return;
+  if (!status_.ok() || thread_kind != Thread::kForeign) return;
   // The mode belongs to the thread, so it is exchanged back before the previous context is
   // restored.
-  ExchangeCaptureMode();
+  if (for_ == For::kAnything) ExchangeCaptureMode();
   CUcontext own = nullptr;
   driver_.calls().cuCtxPopCurrent_v2(&own);
+}
+
+// A callback of the application may have made another one current.
+absl::Status ContextScope::MakeCurrent(CUcontext context) const {
+  CUcontext now = nullptr;
+  const CUresult got = driver_.calls().cuCtxGetCurrent(&now);
+  if (got != CUDA_SUCCESS) return driver_.Error(got, "cuCtxGetCurrent");
+  if (now == context) return absl::OkStatus();
+  return driver_.Error(driver_.calls().cuCtxSetCurrent(context), "cuCtxSetCurrent");
 }
 
 void ContextScope::ExchangeCaptureMode() {

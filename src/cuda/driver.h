@@ -97,21 +97,31 @@ class Driver {
 // Makes a device's primary context current in this thread, and restores the previous one when it is
 // destroyed. If status() is an error nothing was changed.
 //
+// In a thread of kvxfer's own it leaves the context current, so that most scopes make one call.
+//
 // Calls inside the scope do not disturb an application that is capturing a graph in any thread.
 // Without that, even a query of an event would invalidate the capture
-// (CU_STREAM_CAPTURE_MODE_GLOBAL).
+// (CU_STREAM_CAPTURE_MODE_GLOBAL). Calls that only put work into streams of kvxfer's own never do;
+// a scope of kQueueing serves for them and costs two calls less.
 class ContextScope {
  public:
-  ContextScope(const Driver& driver, int ordinal);
+  enum class For : uint8_t { kAnything, kQueueing };
+
+  ContextScope(const Driver& driver, int ordinal, For what = For::kAnything);
   ~ContextScope();
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
   const absl::Status& status() const { return status_; }
 
+  // The calling thread is kvxfer's own. Call it once, at the thread's start.
+  static void OwnThread();
+
  private:
+  absl::Status MakeCurrent(api::CUcontext context) const;
   void ExchangeCaptureMode();
 
   const Driver& driver_;
+  const For for_;
   absl::Status status_;
   // While the scope exists: the thread's previous mode. Otherwise: the mode to set.
   api::CUstreamCaptureMode capture_mode_ = api::CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -1,27 +1,43 @@
 // The copy kernel: its parameters and its body. The body is one source for the GPU (kernels.cu, by
 // nvcc) and for a CPU (tests, by the C++ compiler).
 //
-// A batch is a list of units in pinned host memory. A unit is what one warp copies: rows of equal
-// length at constant distances, about 4 to 32 KiB in total; a contiguous piece is one row. The host
-// cuts large pieces into units and joins small ones at constant distances (copy_units.h), so that
-// each lane has several 16-byte loads in flight whatever the pieces are.
+// A batch is a few parts, which are in the kernel's parameter. A part is either a list of units in
+// pinned host memory, or paged blocks: two bases and strides, and where the ids of both sides are.
+// A unit is what one warp copies: rows of equal length at constant distances, about 4 to 32 KiB in
+// total; a contiguous piece is one row. The GPU computes the units of paged blocks (UnitAt); the
+// host makes those of a list (copy_units.h): it cuts large pieces and joins small ones at constant
+// distances, so that each lane has several 16-byte loads in flight whatever the pieces are.
 //
 // The entry point is extern "C" and has one parameter, a CopyParams by value:
-//   kvxfer_copy_1<<<any number of blocks, kCopyThreads>>>(CopyParams)
-// It copies every unit of the list once, in any order. Units do not overlap. RunCopy below does on
-// a CPU what a launch does on a GPU.
+//   kvxfer_copy_2<<<any number of blocks, kCopyThreads>>>(CopyParams)
+// It copies every unit of every part once, in any order. Units do not overlap. RunCopy below does
+// on a CPU what a launch does on a GPU.
 
 #ifndef KVXFER_CUDA_KERNELS_CUH_
 #define KVXFER_CUDA_KERNELS_CUH_
 
 #include <stdint.h>
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define KVXFER_GPU_SOURCE 1
 #define KVXFER_HD __host__ __device__ __forceinline__
 #define KVXFER_HD_APART __host__ __device__ __noinline__  // its registers are its own
 #else
 #define KVXFER_HD inline
 #define KVXFER_HD_APART inline
+#endif
+// A parameter that is indexed stays where it is, instead of being copied to each thread. HIP's
+// compiler does so without being told.
+#if defined(__CUDACC__) && !defined(__HIPCC__)
+#define KVXFER_KERNEL_CONSTANT __grid_constant__
+#else
+#define KVXFER_KERNEL_CONSTANT
+#endif
+// The value of lane `lane` of the warp, for all of its 32 lanes, which run together.
+#if defined(__HIPCC__)
+#define KVXFER_SHUFFLE(value, lane) __shfl(value, lane, 32)
+#elif defined(__CUDACC__)
+#define KVXFER_SHUFFLE(value, lane) __shfl_sync(0xffffffffu, value, lane)
 #endif
 #if defined(__CUDA_ARCH__)
 #define KVXFER_UNROLL _Pragma("unroll")
@@ -35,13 +51,13 @@ namespace kvxfer::cuda {
 
 // The entry point's name, for cuModuleGetFunction, and its threads per block. The number in the
 // name must change with the layouts below, because compiled kernels may come from another build.
-inline constexpr char kCopyKernel[] = "kvxfer_copy_1";
+inline constexpr char kCopyKernel[] = "kvxfer_copy_2";
 inline constexpr uint32_t kWarp = 32;
 inline constexpr uint32_t kCopyThreads = 256;
 
 // Row r is `bytes` bytes from `from + r * from_stride` to `to + r * to_stride`. Addresses are the
 // device's. Any alignment works; 16 bytes is fast. bytes * rows < 2 GiB.
-struct CopyUnit {
+struct alignas(16) CopyUnit {
   uint64_t to = 0;
   uint64_t from = 0;
   uint32_t bytes = 0;
@@ -51,18 +67,62 @@ struct CopyUnit {
 };
 static_assert(sizeof(CopyUnit) == 32, "read by the GPU in halves of 16 bytes");
 
-// The kernel's parameter.
+// The pieces that each block of a part consists of, if it is not one: pieces of equal length at
+// constant distances. The last dim is the innermost loop.
+inline constexpr uint32_t kMaxPieceDims = 4;
+struct PieceDim {
+  uint64_t to_stride = 0;
+  uint64_t from_stride = 0;
+  uint64_t count = 0;
+};
+struct PieceGrid {
+  PieceDim dims[kMaxPieceDims];
+};
+
+// Either `list` is the device address of CopyUnit[units], 16-byte aligned; or it is 0, and the part
+// is paged blocks: block i goes from `from + from_ids[i] * from_stride` to
+// `to + to_ids[i] * to_stride`. The ids are uint32_t at device addresses.
+//
+// How blocks become units: a piece longer than a unit is cut, piece_units per piece. Of shorter
+// ones a unit takes unit_rows neighbours in the innermost dim, row_units per row of pieces. A block
+// without a grid is one piece.
+struct CopyPart {
+  uint64_t list = 0;
+  uint64_t to = 0;
+  uint64_t from = 0;
+  uint64_t to_stride = 0;
+  uint64_t from_stride = 0;
+  uint64_t to_ids = 0;
+  uint64_t from_ids = 0;
+  uint32_t units = 0;        // in the whole part
+  uint32_t block_units = 0;  // in a block
+  uint32_t row_units = 0;    // in a row of pieces
+  uint32_t piece_units = 0;  // in a piece; 1: a unit has whole pieces
+  uint32_t piece_bytes = 0;
+  uint32_t unit_bytes = 0;  // at most, of a piece that is cut
+  uint32_t unit_rows = 0;   // pieces, at most; 1 if pieces are cut
+  uint32_t grid = 0;        // index in CopyParams::grids
+  uint32_t dim_count = 0;   // dims in use of that grid; 0: a block is one piece
+  uint32_t unused = 0;
+};
+static_assert(sizeof(CopyPart) == 96, "the same for every compiler");
+
+// The kernel's parameter; within the 4 KiB that every GPU takes.
+inline constexpr uint32_t kMaxParts = 32;
+inline constexpr uint32_t kMaxGrids = 8;
 struct CopyParams {
-  uint64_t units = 0;      // device address of CopyUnit[count], 16-byte aligned
-  uint32_t count = 0;      // number of units
+  CopyPart parts[kMaxParts];
+  PieceGrid grids[kMaxGrids];
+  uint32_t count = 0;      // units of all parts
   uint32_t per_group = 1;  // units that a warp takes at a time, 1 to kMaxPerGroup
 };
-static_assert(sizeof(CopyParams) == 16, "the same for every compiler");
-// As many units as a warp reads at once.
-inline constexpr uint32_t kMaxPerGroup = kWarp / 2;
+static_assert(sizeof(CopyParams) == 96 * kMaxParts + 96 * kMaxGrids + 8 &&
+              sizeof(CopyParams) < 4096);
+// A lane computes a unit.
+inline constexpr uint32_t kMaxPerGroup = kWarp;
 
 // The words that one load or store moves.
-#if defined(__CUDACC__)
+#if defined(KVXFER_GPU_SOURCE)
 using Word16 = uint4;
 using Word8 = uint2;
 using Word4 = uint32_t;
@@ -82,7 +142,7 @@ template <typename Word>
 KVXFER_HD Word LoadWord(const Word* at) {
 #if defined(__CUDA_ARCH__)
   return __ldcs(at);
-#elif defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)
+#elif defined(__SANITIZE_THREAD__) && !defined(KVXFER_GPU_SOURCE)
   if constexpr (sizeof(Word) == 16) {
     return {{__atomic_load_n(&at->halves[0], __ATOMIC_RELAXED),
              __atomic_load_n(&at->halves[1], __ATOMIC_RELAXED)}};
@@ -97,7 +157,7 @@ template <typename Word>
 KVXFER_HD void StoreWord(Word* at, Word word) {
 #if defined(__CUDA_ARCH__)
   __stcs(at, word);
-#elif defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)
+#elif defined(__SANITIZE_THREAD__) && !defined(KVXFER_GPU_SOURCE)
   if constexpr (sizeof(Word) == 16) {
     __atomic_store_n(&at->halves[0], word.halves[0], __ATOMIC_RELAXED);
     __atomic_store_n(&at->halves[1], word.halves[1], __ATOMIC_RELAXED);
@@ -248,18 +308,89 @@ KVXFER_HD void RunUnit(const CopyUnit& unit, uint32_t lane, Memory memory) {
   }
 }
 
-#if !defined(__CUDACC__)
+// Where unit `index` of paged blocks is. Reads two ids. Null ids (Memory::kMayRefuse): no rows.
+template <typename Memory>
+KVXFER_HD CopyUnit PagedUnitAt(const CopyPart& part, const PieceGrid* grids, uint32_t index,
+                               Memory memory) {
+  const uint32_t block = index / part.block_units;
+  uint32_t rest = index - block * part.block_units;
+  const auto id = [&](uint64_t ids) {
+    return reinterpret_cast<const uint32_t*>(
+        memory.Map(ids + uint64_t{block} * sizeof(uint32_t), sizeof(uint32_t)));
+  };
+  const uint32_t* const to_id = id(part.to_ids);
+  const uint32_t* const from_id = id(part.from_ids);
+  CopyUnit unit;
+  if constexpr (Memory::kMayRefuse) {
+    if (to_id == nullptr || from_id == nullptr) {
+      unit.rows = 0;
+      return unit;
+    }
+  }
+  unit.to = part.to + *to_id * part.to_stride;
+  unit.from = part.from + *from_id * part.from_stride;
+  // The position in the row, then the row's in the other dims.
+  uint32_t row = rest / part.row_units;
+  rest -= row * part.row_units;
+  if (part.dim_count > 0) {
+    const PieceDim* const dims = grids[part.grid].dims;
+    KVXFER_NO_UNROLL
+    for (uint32_t i = part.dim_count - 1; i-- > 0;) {
+      const auto count = static_cast<uint32_t>(dims[i].count);
+      const uint32_t at = row % count;
+      row /= count;
+      unit.to += at * dims[i].to_stride;
+      unit.from += at * dims[i].from_stride;
+    }
+    const PieceDim& inner = dims[part.dim_count - 1];
+    const uint32_t piece = part.piece_units == 1 ? rest * part.unit_rows : rest / part.piece_units;
+    unit.to += piece * inner.to_stride;
+    unit.from += piece * inner.from_stride;
+    const uint32_t left = static_cast<uint32_t>(inner.count) - piece;
+    unit.rows = left < part.unit_rows ? left : part.unit_rows;
+    unit.to_stride = static_cast<int32_t>(inner.to_stride);
+    unit.from_stride = static_cast<int32_t>(inner.from_stride);
+    rest %= part.piece_units;
+  }
+  unit.bytes = part.piece_bytes;
+  if (part.piece_units > 1) {
+    const uint32_t done = rest * part.unit_bytes;
+    unit.to += done;
+    unit.from += done;
+    unit.bytes -= done;
+    if (unit.bytes > part.unit_bytes) unit.bytes = part.unit_bytes;
+  }
+  return unit;
+}
+
+// Unit `index` of a launch.
+template <typename Memory>
+KVXFER_HD CopyUnit UnitAt(const CopyParams& params, uint32_t index, Memory memory) {
+  uint32_t at = 0;
+  KVXFER_NO_UNROLL
+  while (index >= params.parts[at].units) index -= params.parts[at++].units;
+  const CopyPart& part = params.parts[at];
+  if (part.list == 0) return PagedUnitAt(part, params.grids, index, memory);
+  const auto* const unit = reinterpret_cast<const CopyUnit*>(
+      memory.Map(part.list + uint64_t{index} * sizeof(CopyUnit), sizeof(CopyUnit)));
+  if constexpr (Memory::kMayRefuse) {
+    if (unit == nullptr) {
+      CopyUnit none;
+      none.rows = 0;
+      return none;
+    }
+  }
+  return *unit;
+}
+
+#if !defined(KVXFER_GPU_SOURCE)
 // Does on one CPU thread what a launch does: every lane of every unit. Memory::Map also maps the
-// list itself.
+// lists and the ids.
 template <typename Memory>
 void RunCopy(const CopyParams& params, const Memory& memory) {
-  const auto* const units = reinterpret_cast<const CopyUnit*>(
-      memory.Map(params.units, uint64_t{params.count} * sizeof(CopyUnit)));
-  if constexpr (Memory::kMayRefuse) {
-    if (units == nullptr) return;
-  }
   for (uint32_t i = 0; i < params.count; ++i) {
-    for (uint32_t lane = 0; lane < kWarp; ++lane) RunUnit(units[i], lane, memory);
+    const CopyUnit unit = UnitAt(params, i, memory);
+    for (uint32_t lane = 0; lane < kWarp; ++lane) RunUnit(unit, lane, memory);
   }
 }
 #endif

@@ -228,6 +228,10 @@ absl::Status CheckAlive(const Driver& driver, const DeviceSpan& span) {
   for (const Allocation& part : span.parts) {
     uint64_t id = 0;
     const CUresult asked = Ask(driver, part.base, CU_POINTER_ATTRIBUTE_BUFFER_ID, id);
+    // Of memory that is not there the driver says that the value is invalid.
+    if (asked != CUDA_SUCCESS && asked != CUDA_ERROR_INVALID_VALUE) {
+      return driver.Error(asked, "cuPointerGetAttribute(BUFFER_ID)");
+    }
     // Memory that is reserved but not mapped may have an id too.
     if (asked == CUDA_SUCCESS && id == part.buffer_id &&
         (part.kind != AllocationKind::kVirtual ||

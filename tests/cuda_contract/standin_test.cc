@@ -61,7 +61,9 @@ CUresult RunKernel(CUdeviceptr to, CUdeviceptr from, uint32_t bytes) {
   EXPECT_CUDA(CUDA_SUCCESS, cuModuleGetFunction(&kernel, module, cuda::kCopyKernel));
   CUstream stream = nullptr;
   EXPECT_CUDA(CUDA_SUCCESS, cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
-  cuda::CopyParams params = {.units = list->at(), .count = 1, .per_group = 1};
+  cuda::CopyParams params;
+  params.parts[0] = {.list = list->at(), .units = 1};
+  params.count = 1;
   void* parameters[] = {&params};
   EXPECT_CUDA(CUDA_SUCCESS, cuLaunchKernel(kernel, 1, 1, 1, cuda::kCopyThreads, 1, 1, 0, stream,
                                            parameters, nullptr));

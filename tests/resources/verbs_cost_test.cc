@@ -27,7 +27,9 @@ TEST(VerbsCost, OfABlockIsAWorkRequestAndHardlyACompletion) {
   SetLogLevel(LogLevel::kError);
   constexpr uint32_t kBlocks = 8192;
   constexpr int kTransfers = 8;
-  ASSERT_OK_AND_ASSIGN(const auto path, SendPath::Create({.ids = kBlocks, .verbs = true}));
+  ASSERT_OK_AND_ASSIGN(
+      const auto path,
+      SendPath::Create({.ids = kBlocks, .backend = SendPathShape::Backend::kVerbs}));
   const DeviceCounts before = CountsOfNullDevices();
   for (int i = 0; i < kTransfers; ++i) ASSERT_OK(path->Send());
   const DeviceCounts made = CountsOfNullDevices() - before;
@@ -45,7 +47,8 @@ TEST(VerbsCost, OfABlockIsAWorkRequestAndHardlyACompletion) {
 TEST(VerbsCost, OfOneSmallTransferIsOneDoorbell) {
   SetLogLevel(LogLevel::kError);
   constexpr int kTransfers = 100;
-  ASSERT_OK_AND_ASSIGN(const auto path, SendPath::Create({.ids = 1, .verbs = true}));
+  ASSERT_OK_AND_ASSIGN(const auto path,
+                       SendPath::Create({.ids = 1, .backend = SendPathShape::Backend::kVerbs}));
   const DeviceCounts before = CountsOfNullDevices();
   for (int i = 0; i < kTransfers; ++i) ASSERT_OK(path->Send());
   const DeviceCounts made = CountsOfNullDevices() - before;

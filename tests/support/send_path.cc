@@ -19,6 +19,14 @@ namespace {
 
 constexpr Duration kLong = std::chrono::minutes(5);  // also under valgrind
 
+absl::StatusOr<std::unique_ptr<Agent>> Registered(absl::StatusOr<std::unique_ptr<Agent>> agent,
+                                                  const MemorySpan& span) {
+  if (!agent.ok()) return agent;
+  auto region = (*agent)->RegisterMemory(span, Access::kReadWrite);
+  if (!region.ok()) return region.status();
+  return agent;
+}
+
 }  // namespace
 
 std::vector<uint32_t> PermutedIds(uint32_t ids, uint32_t seed) {
@@ -46,11 +54,8 @@ absl::StatusOr<std::unique_ptr<Agent>> MakeNullAgent(std::string name, const Mem
   options.backends = {verbs ? "verbs" : "null"};
   if (verbs) options.control = ControlCarrier::kTcp;
   options.spin = spin;
-  auto agent = internal::AgentFactory::Create(options, verbs ? MakeNullVerbs : MakeNullBackend);
-  if (!agent.ok()) return agent.status();
-  auto region = (*agent)->RegisterMemory(span, Access::kReadWrite);
-  if (!region.ok()) return region.status();
-  return agent;
+  return Registered(
+      internal::AgentFactory::Create(options, verbs ? MakeNullVerbs : MakeNullBackend), span);
 }
 
 absl::StatusOr<std::unique_ptr<SendPath>> SendPath::Create(const SendPathShape& shape) {
@@ -59,17 +64,37 @@ absl::StatusOr<std::unique_ptr<SendPath>> SendPath::Create(const SendPathShape& 
   return path;
 }
 
-absl::Status SendPath::Init() {
-  const uint64_t region_bytes = shape_.block_bytes * shape_.ids;
-  memory_bytes_ = region_bytes * shape_.regions;
+absl::Status SendPath::MakeMemory() {
+  const size_t bytes = shape_.block_bytes * shape_.ids * shape_.regions;
+  if (shape_.backend == SendPathShape::Backend::kCudaIpc) {
+    auto memory = GpuSpace::Allocate(bytes);
+    if (!memory.ok()) return memory.status();
+    gpu_ = *std::move(memory);
+    memory_ = gpu_->span();
+    return absl::OkStatus();
+  }
   void* memory =
-      ::mmap(nullptr, memory_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     return absl::ResourceExhaustedError(ToAbsl(ErrnoText("mmap of address space", errno)));
   }
-  memory_ = memory;
+  memory_ = {.data = memory, .bytes = bytes};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Agent>> SendPath::MakeAgent(std::string name) const {
+  if (shape_.backend != SendPathShape::Backend::kCudaIpc) {
+    return MakeNullAgent(std::move(name), memory_,
+                         shape_.backend == SendPathShape::Backend::kVerbs);
+  }
+  return Registered(Agent::Create({.name = std::move(name), .backends = {"cuda_ipc"}}), memory_);
+}
+
+absl::Status SendPath::Init() {
+  if (auto status = MakeMemory(); !status.ok()) return status;
+  const uint64_t region_bytes = shape_.block_bytes * shape_.ids;
   for (uint32_t i = 0; i < shape_.regions; ++i) {
-    regions_.push_back({.base = reinterpret_cast<uintptr_t>(memory_) + i * region_bytes,
+    regions_.push_back({.base = reinterpret_cast<uintptr_t>(memory_.data) + i * region_bytes,
                         .block_bytes = shape_.block_bytes,
                         .stride = shape_.block_bytes,
                         .count = shape_.ids});
@@ -77,14 +102,13 @@ absl::Status SendPath::Init() {
   local_ids_ = PermutedIds(shape_.ids, 1);
   remote_ids_ = PermutedIds(shape_.ids, 2);
 
-  const MemorySpan span{.data = memory_, .bytes = memory_bytes_};
   for (auto [name, agent] : {std::pair{"source", &source_}, std::pair{"target", &target_}}) {
-    auto made = MakeNullAgent(name, span, shape_.verbs);
+    auto made = MakeAgent(name);
     if (!made.ok()) return made.status();
     *agent = *std::move(made);
   }
   for (uint32_t i = 0; i < shape_.idle_peers; ++i) {
-    if (auto status = AddIdlePeer(span); !status.ok()) return status;
+    if (auto status = AddIdlePeer(); !status.ok()) return status;
   }
   auto peer = ConnectNull(*source_, *target_);
   if (!peer.ok()) return peer.status();
@@ -93,8 +117,8 @@ absl::Status SendPath::Init() {
   return Send();  // once data has passed, nothing of the connection is left to be made
 }
 
-absl::Status SendPath::AddIdlePeer(const MemorySpan& span) {
-  auto made = MakeNullAgent(absl::StrCat("idle-", idle_.size()), span, shape_.verbs);
+absl::Status SendPath::AddIdlePeer() {
+  auto made = MakeAgent(absl::StrCat("idle-", idle_.size()));
   if (!made.ok()) return made.status();
   Agent& idle = *idle_.emplace_back(*std::move(made));
   if (auto peer = ConnectNull(*source_, idle); !peer.ok()) return peer.status();
@@ -106,7 +130,7 @@ SendPath::~SendPath() {
   idle_.clear();
   source_.reset();
   target_.reset();
-  if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);
+  if (memory_.data != nullptr && gpu_ == nullptr) ::munmap(memory_.data, memory_.bytes);
 }
 
 absl::StatusOr<Transfer> SendPath::Submit(const TransferOptions& options) {

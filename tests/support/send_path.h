@@ -1,6 +1,7 @@
-// Two agents of this process over the null backend, or over the verbs backend with a null device:
-// one writes blocks by their ids to the other, and nothing is moved. What it costs is the send
-// path: checking and keeping the ids, cutting slices, posting, completions, the end.
+// Two agents of this process: one writes blocks by their ids to the other. Over the null backend,
+// or over the verbs backend with a null device, nothing is moved. What it costs is the send path:
+// checking and keeping the ids, cutting slices, posting, completions, the end. Over cuda_ipc the
+// CUDA driver is a stand-in, which moves the bytes.
 //
 // Thread-safety: none.
 
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvxfer/agent.h"
+#include "tests/support/gpu_space.h"
 
 namespace kvxfer::testing {
 
@@ -23,7 +25,8 @@ struct SendPathShape {
   uint32_t ids = 32768;  // blocks of one region, written in an order that coalesces nothing
   uint32_t regions = 1;  // paged regions, e.g. K and V of each layer
   uint64_t block_bytes = 4096;
-  bool verbs = false;  // else the null backend
+  enum class Backend : uint8_t { kNull, kVerbs, kCudaIpc };
+  Backend backend = Backend::kNull;
   // Further agents that the one that writes is connected to, and that are connected to the other.
   // They do nothing.
   uint32_t idle_peers = 0;
@@ -57,11 +60,14 @@ class SendPath {
  private:
   explicit SendPath(const SendPathShape& shape) : shape_(shape) {}
   absl::Status Init();
-  absl::Status AddIdlePeer(const MemorySpan& span);
+  absl::Status AddIdlePeer();
+
+  absl::Status MakeMemory();
+  absl::StatusOr<std::unique_ptr<Agent>> MakeAgent(std::string name) const;
 
   const SendPathShape shape_;
-  void* memory_ = nullptr;  // address space without pages
-  size_t memory_bytes_ = 0;
+  std::unique_ptr<GpuSpace> gpu_;
+  MemorySpan memory_;  // gpu_, else address space without pages
   std::unique_ptr<Agent> source_;
   std::unique_ptr<Agent> target_;
   std::vector<std::unique_ptr<Agent>> idle_;

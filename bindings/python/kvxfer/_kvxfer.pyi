@@ -580,6 +580,7 @@ class _AgentOptions(TypedDict, total=False):
     max_active_transfers: int
     spin: float
     staging_bytes: int
+    copy_sms: int
     backend: Mapping[str, Mapping[str, str | float | bool | Sequence[str]]]
 
 @final

@@ -57,6 +57,10 @@ absl::Status CheckAgentOptions(const AgentOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("staging_bytes must be at most 64 GiB, is ", options.staging_bytes));
   }
+  if (options.copy_sms > AgentOptions::kMaxCopySms) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "copy_sms must be at most ", AgentOptions::kMaxCopySms, ", is ", options.copy_sms));
+  }
   if (options.max_notifications == 0 || options.max_notification_bytes < kMaxNotificationBytes ||
       options.max_active_transfers == 0 || options.max_active_transfers > kMaxSessionTransfers) {
     return absl::InvalidArgumentError(

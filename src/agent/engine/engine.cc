@@ -17,9 +17,6 @@ namespace {
 // How long Close waits for peers to stop using this agent's memory.
 constexpr Duration kCloseWithin = std::chrono::seconds(2);
 
-// How often GPU copies are polled while one is under way. Nothing signals their end.
-constexpr Duration kCopyPoll = std::chrono::microseconds(20);
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Engine>> Engine::Create(const AgentOptions& options,
@@ -187,10 +184,8 @@ bool Engine::Arm() {
 }
 
 Time Engine::NextTimer() {
-  Time next =
-      std::min({runtime_.timers.next(), runtime_.kv.NextExpiry(), runtime_.leases.NextExpiry()});
-  if (runtime_.staging.busy()) next = std::min<Time>(next, Now() + kCopyPoll);
-  return next;
+  return std::min({runtime_.timers.next(), runtime_.kv.NextExpiry(), runtime_.leases.NextExpiry(),
+                   runtime_.staging.NextPoll()});
 }
 
 }  // namespace kvxfer

@@ -109,6 +109,8 @@ absl::Status Read(Environment& environment, AgentOptions& options) {
   status.Update(environment.ReadList("KVXFER_PLUGIN_PATH", options.plugin_path, ':'));
   status.Update(environment.ReadNumber("KVXFER_STAGING_BYTES", 0, AgentOptions::kMaxStagingBytes,
                                        options.staging_bytes));
+  status.Update(
+      environment.ReadNumber("KVXFER_COPY_SMS", 0, AgentOptions::kMaxCopySms, options.copy_sms));
   // -1 keeps AgentOptions' adaptive spin.
   int64_t spin_us = -1;
   status.Update(environment.ReadNumber("KVXFER_SPIN_US", -1, kMaxSpinMicroseconds, spin_us));
@@ -195,6 +197,18 @@ bool IsNews(const std::string& line) {
 }
 
 }  // namespace
+
+absl::Status CheckCudaQueues() {
+  static const bool one = [] {
+    const char* const set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return set != nullptr && std::string_view(set) == "1";
+  }();
+  if (!one) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "CUDA_DEVICE_MAX_CONNECTIONS=1 gives all CUDA streams of this process one hardware queue, in "
+      "which a stream that waits for a transfer holds up the transfer's own copies; let the host "
+      "wait instead, or set it to 2 or more (8 is the driver's default)");
+}
 
 std::vector<std::string> EnvironmentVariables() {
   Environment environment;

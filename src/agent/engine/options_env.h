@@ -7,11 +7,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace kvxfer {
 
 // The names of all variables that OptionsFromEnvironment reads, in that order, except
 // KVXFER_<BACKEND>_<KEY>, which belong to backends.
 std::vector<std::string> EnvironmentVariables();
+
+// FailedPrecondition: CUDA_DEVICE_MAX_CONNECTIONS, which the CUDA driver reads once, gives all
+// streams of this process one hardware queue. Thread-safety: any thread; the variable is read once.
+absl::Status CheckCudaQueues();
 
 // One sentence for each variable that is set, begins with KVXFER_, and is read by no part of
 // kvxfer; with the name that was probably meant, if one is close. OptionsFromEnvironment logs each

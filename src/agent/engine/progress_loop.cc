@@ -19,6 +19,7 @@
 #include "src/core/base/cpus.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/thread.h"
+#include "src/cuda/driver.h"
 
 namespace kvxfer {
 namespace {
@@ -459,6 +460,7 @@ bool ProgressLoop::HandOver() {
 }
 
 void ProgressLoop::Background() {
+  cuda::ContextScope::OwnThread();
   std::unique_lock lock(mu_);
   while (!stopping_) {
     // While another thread drives there is nothing to watch: a thread that stops driving sets the

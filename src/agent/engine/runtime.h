@@ -44,7 +44,7 @@ class EndpointUser {
 struct Runtime {
   explicit Runtime(const AgentOptions& agent_options)
       : options(agent_options),
-        staging(agent_options.staging_bytes),
+        staging(agent_options.staging_bytes, agent_options.copy_sms),
         loop(agent_options.spin),
         events(&dispatcher, &loop),
         presence(&events),

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "src/agent/engine/options_env.h"
 #include "src/agent/engine/transfer_service.h"
 #include "src/core/base/strings.h"
 
@@ -81,6 +82,7 @@ absl::Status Transfer::StreamWait(const CudaStream& stream) const {
   } else if (!record_->ended()) {
     return absl::FailedPreconditionError("the agent is gone");
   }
+  if (absl::Status queues = CheckCudaQueues(); !queues.ok()) return queues;
   return record_->StreamWait(stream);
 }
 

@@ -83,17 +83,19 @@ std::optional<LaneBook> Admission::PrepareData(Outbound& outbound) {
   const Capabilities& capabilities = parts_.runtime->backends[link.backend]->capabilities();
   size_t op_bytes = capabilities.max_op_bytes;
   size_t op_pieces = capabilities.max_op_pieces;
+  size_t whole_bytes = capabilities.whole_op_bytes;
   if (outbound.staged) {
     op_bytes = Staging::kBufferBytes;
     op_pieces = Stager::kMaxPieces;
+    whole_bytes = Capabilities().whole_op_bytes;
     parts_.paths->TellStaged(record, link);
   }
   outbound.blocks = record.blocks.View(outbound.registrations, outbound.keys);
   outbound.walk = SliceWalk(&outbound.blocks);
-  outbound.limits = {
-      .max_bytes = SliceBytes(record.blocks.total_bytes(), link.choice.size(), op_bytes),
-      .max_pieces = op_pieces,
-      .merged = op_pieces <= kFewPieces};
+  outbound.limits = {.max_bytes = SliceBytes(record.blocks.total_bytes(), link.choice.size(),
+                                             op_bytes, whole_bytes),
+                     .max_pieces = op_pieces,
+                     .merged = op_pieces <= kFewPieces};
   const bool counted = record.kind == TransferKind::kWrite && !outbound.staged &&
                        capabilities.arrival == Arrival::kImmediate;
   if (!counted) return std::nullopt;

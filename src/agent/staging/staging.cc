@@ -36,7 +36,8 @@ class PreferNode {
 
 }  // namespace
 
-Staging::Staging(uint64_t bytes) : buffers_(static_cast<uint32_t>(bytes / kBufferBytes)) {
+Staging::Staging(uint64_t bytes, uint32_t copy_sms)
+    : buffers_(static_cast<uint32_t>(bytes / kBufferBytes)), copy_sms_(copy_sms) {
   for (uint32_t buffer = buffers_; buffer > lent_buffers(); --buffer) own_.push_back(buffer - 1);
 }
 
@@ -74,7 +75,7 @@ absl::Status Staging::MakeBuffers(const cuda::Driver& driver, int device) {
 // copier over from made_.
 absl::Status Staging::MakeCopier(const cuda::Driver& driver, int device) {
   if (devices_.contains(device)) return absl::OkStatus();
-  auto copier = cuda::Copier::Create(&driver, device);
+  auto copier = cuda::Copier::Create(&driver, device, copy_sms_);
   if (!copier.ok()) return copier.status();
   devices_.insert(device);
   std::lock_guard lock(made_mu_);
@@ -200,7 +201,7 @@ absl::Status Staging::BeginOn(Job& job, int device) {
     }
     at += piece.bytes;
   }
-  const auto batch = copier->Start(scratch_);
+  const auto batch = copier->Start({.pieces = scratch_, .reach = cuda::Reach::kHost});
   // If no batch is under way, the copier was not full: the CUDA driver lacked memory, and waiting
   // would not help.
   if (absl::IsResourceExhausted(batch.status()) && copier->idle()) {
@@ -242,6 +243,17 @@ bool Staging::Poll() {
     if (job.user != nullptr) job.user->OnMoved(job.key, job.status);
   }
   return any;
+}
+
+Time Staging::NextPoll() const {
+  Time next = Time::max();
+  if (jobs_.empty()) return next;
+  // What could not begin, or had nothing for a GPU to do, is reported by Poll too.
+  if (std::ranges::any_of(jobs_, &Job::over)) return Time{};
+  for (const auto& [device, copier] : copiers_) {
+    if (const std::optional<Time> at = copier->NextPoll()) next = std::min(next, *at);
+  }
+  return next;
 }
 
 std::string Staging::Describe() const {

@@ -44,7 +44,8 @@ class Staging {
   static constexpr uint64_t kMinBytes = 4 * kBufferBytes;
 
   // `bytes` is rounded down to whole buffers.
-  explicit Staging(uint64_t bytes);
+  // `copy_sms`: AgentOptions::copy_sms.
+  explicit Staging(uint64_t bytes, uint32_t copy_sms = 0);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
@@ -92,8 +93,9 @@ class Staging {
 
   // Begins copies that had to wait, and reports those that are over. True: there were any.
   bool Poll();
-  // Copies are under way. Poll soon: nothing else signals their end.
-  bool busy() const { return !jobs_.empty(); }
+  // When to Poll next, although nothing else happens (Copier::NextPoll); Time::max(): no copy is
+  // under way.
+  Time NextPoll() const;
 
   // Waits for all copies without reporting them. No call may follow.
   void Close() { copiers_.clear(); }
@@ -131,6 +133,7 @@ class Staging {
   void TakeEnds(int device, cuda::Copier& copier);
 
   const uint32_t buffers_;
+  const uint32_t copy_sms_;
   std::mutex mu_;          // serialises Open
   std::set<int> devices_;  // GPUs that have a copier
   HostBuffer memory_;

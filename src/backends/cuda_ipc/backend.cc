@@ -40,6 +40,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
             .capabilities = {.arrival = Arrival::kCopied,
                              .memory_kinds = BitOf(MemoryKind::kCuda),
                              .max_op_bytes = kMaxOpBytes,
+                             .whole_op_bytes = kMaxOpBytes,
                              .max_op_pieces = kMaxOpPieces,
                              .max_message_bytes = net::kMaxMessageBytes,
                              .carrier = options_.control == ControlCarrier::kTcp
@@ -50,6 +51,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
             .incarnation = context.incarnation,
             .connect_timeout = options_.connect_timeout},
            this),
+      copies_(options_.copy_sms),
       ring_choice_("cuda_ipc", options_.control) {}
 
 absl::StatusOr<std::unique_ptr<Backend>> CudaIpcBackend::Create(const BackendContext& context) {
@@ -191,8 +193,6 @@ size_t CudaIpcBackend::Poll(std::span<Event> out, Input input) {
     lifeline_listener_.Work();
     WorkBeside();
     copies_.Poll();
-    // The deadline is counted from here: a busy queue is polled again after kLook.
-    looked_ = Now();
     hub_.Work();
   }
   return hub_.End();
@@ -214,6 +214,8 @@ bool CudaIpcBackend::Arm() {
       std::ranges::any_of(hub_.endpoints(), has_work)) {
     return false;
   }
+  // The end of a copy is near: it shows in memory only.
+  if (const std::optional<Time> next = copies_.NextPoll(); next && *next <= Now()) return false;
   hub_.SetTimer();
   armed_ = true;
   bool silent = true;
@@ -224,8 +226,7 @@ bool CudaIpcBackend::Arm() {
 }
 
 std::optional<Time> CudaIpcBackend::deadline() const {
-  if (!copies_.busy()) return lifeline_listener_.deadline();
-  return Earlier(lifeline_listener_.deadline(), looked_ + kLook);
+  return Earlier(lifeline_listener_.deadline(), copies_.NextPoll());
 }
 
 std::string CudaIpcBackend::PathOf(const PeerRegion& region, int device) const {

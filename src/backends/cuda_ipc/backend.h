@@ -1,8 +1,9 @@
 // The cuda_ipc backend: GPU memory of processes on one host. The GPUs of the process that connected
 // do the copies.
 //
-// CUDA is not touched before GPU memory is registered. While batches run they are polled at least
-// every kLook, because CUDA has no descriptor that signals their end.
+// CUDA is not touched before GPU memory is registered. No descriptor signals the end of a batch: a
+// timer fires shortly before the end that is predicted, and then the word of memory is watched that
+// the GPU writes.
 //
 // Lifetime: endpoints and registrations may outlive it; they then do nothing.
 // Thread-safety: none, see kvxfer/backend.h; Register from any thread.
@@ -80,8 +81,6 @@ class CudaIpcBackend final : public Backend,
   }
 
  private:
-  static constexpr Duration kLook = std::chrono::microseconds(50);
-
   explicit CudaIpcBackend(const BackendContext& context);
   absl::Status Open(const Incarnation& incarnation);
   absl::Status MakeBell();
@@ -101,13 +100,12 @@ class CudaIpcBackend final : public Backend,
   net::EndpointHub hub_;
   LifelineListener lifeline_listener_{this};  // destroyed before the hub
   OpenedTable opened_;
-  CopyQueue copies_;
+  mutable CopyQueue copies_;
   mutable std::mutex mu_;                                       // guards the next three
   std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;  // by number
   uint64_t last_region_ = 0;
   std::map<int, size_t> devices_;       // device → its registrations
   std::atomic<bool> cuda_used_{false};  // Register has initialised CUDA
-  Time looked_{};
   net::RingChoice ring_choice_;
   net::Fd bell_;
   bool armed_ = false;    // peers were asked to ring the bell

@@ -38,7 +38,8 @@ const std::vector<std::pair<int, CopyQueue::Lane*>>& CopyQueue::Lanes() {
 
 absl::Status CopyQueue::MakeReady(const cuda::Driver* driver, int device) {
   if (Find(device) != nullptr) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<cuda::Copier>> copier = cuda::Copier::Create(driver, device);
+  absl::StatusOr<std::unique_ptr<cuda::Copier>> copier =
+      cuda::Copier::Create(driver, device, copy_sms_);
   if (!copier.ok()) return copier.status();
   auto lane = std::make_unique<Lane>();
   lane->driver = driver;
@@ -49,9 +50,10 @@ absl::Status CopyQueue::MakeReady(const cuda::Driver* driver, int device) {
   return absl::OkStatus();
 }
 
-void CopyQueue::Add(CopyUser* user, const Op& op, std::span<const int> devices) {
+void CopyQueue::Add(CopyUser* user, const Op& op, std::span<const int> devices, bool by_ids) {
   const auto posted = ops_.insert(
-      ops_.end(), {.op = op, .user = user, .waiting = static_cast<uint32_t>(devices.size())});
+      ops_.end(),
+      {.op = op, .user = user, .by_ids = by_ids, .waiting = static_cast<uint32_t>(devices.size())});
   for (const int device : devices) Find(device)->waiting.push_back(posted);
 }
 
@@ -66,25 +68,27 @@ void CopyQueue::Start() {
 
 // Begins one batch from the ops that wait. False: nothing can begin now.
 bool CopyQueue::StartBatch(int device, Lane& lane) {
-  ++batches_;
-  pieces_.clear();
+  BeginBatch();
   Batch batch;
   uint64_t bytes = 0;
+  size_t blocks = 0;
   while (!lane.waiting.empty()) {
     const Ops::iterator posted = lane.waiting.front();
-    const BlockRange& blocks = posted->op.blocks;
-    const bool fits =
-        pieces_.size() + blocks.pieces <= kBatchPieces && bytes + blocks.bytes <= kBatchBytes;
+    const BlockRange& range = posted->op.blocks;
+    const bool fits = blocks + range.pieces <= kBatchBlocks &&
+                      bytes + range.bytes <= lane.copier->BatchBytes(reach_);
     if (!batch.ops.empty() && !fits) break;
     lane.waiting.pop_front();
     --posted->waiting;
-    const size_t before = pieces_.size();
-    absl::Status added = AddPieces(device, lane, *posted, batch);
+    const size_t pieces = pieces_.size();
+    const size_t paged = paged_.size();
+    absl::Status added = AddOp(device, lane, *posted, batch);
     if (added.ok() && pieces_.size() > cuda::Copier::kMaxPieces) {
       if (!batch.ops.empty()) {
         // An op may have more pieces than runs, if a run crosses allocations: it gets a batch of
         // its own.
-        pieces_.resize(before);
+        pieces_.resize(pieces);
+        paged_.resize(paged);
         lane.waiting.push_front(posted);
         ++posted->waiting;
         break;
@@ -92,12 +96,14 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
       added = absl::InvalidArgumentError("cuda_ipc: an op falls into too many pieces");
     }
     if (!added.ok()) {
-      pieces_.resize(before);
+      pieces_.resize(pieces);
+      paged_.resize(paged);
       posted->status.Update(added);
       Left(posted);
       continue;
     }
-    bytes += blocks.bytes;
+    bytes += range.bytes;
+    blocks += range.pieces;
     ++posted->running;
     batch.ops.push_back(posted);
   }
@@ -105,25 +111,21 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
   return Launch(device, lane, std::move(batch));
 }
 
-absl::Status CopyQueue::AddPieces(int device, const Lane& lane, const Posted& posted,
-                                  Batch& batch) {
+void CopyQueue::BeginBatch() {
+  ++batches_;
+  pieces_.clear();
+  paged_.clear();
+  reach_ = cuda::Reach::kOwn;
+}
+
+absl::Status CopyQueue::AddOp(int device, const Lane& lane, const Posted& posted, Batch& batch) {
   touched_.clear();
-  const auto touch = [this](cuda::WatchedSpan* span) {
-    if (span != nullptr && span->FirstTouched()) touched_.push_back(span);
-  };
+  sides_ = {};
   absl::Status status;
-  for (RunWalk walk(posted.op.blocks); !walk.done(); walk.Next()) {
-    const Run& run = walk.run();
-    const CudaIpcRegistration& local = LocalOf(run);
-    if (local.device() != device) continue;
-    const std::shared_ptr<PeerRegion>& region = RegionOf(run);
-    if (region->FirstIn(batches_)) batch.regions.push_back(region);
-    local.watched().Touch(run.local, run.bytes, batches_);
-    touch(&local.watched());
-    status = region->AddPieces(device, posted.op.kind, run.local, run.remote, run.bytes, batches_,
-                               pieces_);
-    touch(region->watched());
-    if (!status.ok()) break;
+  for (PairWalk walk(posted.op.blocks); status.ok() && !walk.done(); walk.Next()) {
+    status = walk.pair() != nullptr && posted.by_ids
+                 ? AddBlocks(device, posted.op, walk, batch)
+                 : AddRuns(device, posted.op, walk.range(), batch);
   }
   // All of them, even after an error: a span that was touched and not checked would count as alive.
   for (cuda::WatchedSpan* const span : touched_) {
@@ -133,9 +135,92 @@ absl::Status CopyQueue::AddPieces(int device, const Lane& lane, const Posted& po
   return status;
 }
 
+void CopyQueue::Touch(cuda::WatchedSpan* span) {
+  if (span != nullptr && span->FirstTouched()) touched_.push_back(span);
+}
+
+void CopyQueue::AddRegion(int device, const std::shared_ptr<PeerRegion>& region, Batch& batch) {
+  if (!region->FirstIn(batches_)) return;
+  batch.regions.push_back(region);
+  reach_ = std::max(reach_, region->ReachFrom(device));
+}
+
+// Ids below the counts of a pair's regions cannot leave what lies within the registered ones.
+bool CopyQueue::Holds(const BlockView& view, const BlockPair& pair,
+                      const CudaIpcRegistration& local, const PeerRegion& remote) {
+  const PairExtent extent = ExtentOf(view, pair);
+  return local.Contains(pair.local.base, extent.local) &&
+         cuda_ipc::Holds(remote.base(), remote.bytes(), pair.remote.base, extent.remote);
+}
+
+// Whole blocks of one pair of regions.
+absl::Status CopyQueue::AddBlocks(int device, const Op& op, const PairWalk& blocks, Batch& batch) {
+  const BlockView& view = *op.blocks.view;
+  const BlockPair& pair = *blocks.pair();
+  const auto& local =
+      static_cast<const CudaIpcRegistration&>(*view.registrations[pair.local_region]);
+  if (local.device() != device) return absl::OkStatus();
+  const std::shared_ptr<PeerRegion>& region =
+      static_cast<const CudaIpcRemoteKey&>(*view.keys[pair.remote_region]).region();
+  if (sides_.local != &local || sides_.region != region.get()) {
+    absl::Status usable = UseSides(device, local, region, batch);
+    if (!usable.ok()) return usable;
+  }
+  if (!sides_.at) return AddRuns(device, op, blocks.range(), batch);
+  const bool one_piece = pair.pieces == BlockPair::kOnePiece;
+  const uint32_t first = pair.first_id + blocks.first_id();
+  const cuda::PagedCopy::Side here{
+      .base = pair.local.base, .stride = pair.local.stride, .ids = view.local_ids + first};
+  const cuda::PagedCopy::Side there{.base = *sides_.at + (pair.remote.base - region->base()),
+                                    .stride = pair.remote.stride,
+                                    .ids = view.remote_ids + first};
+  const bool writes = op.kind == OpKind::kWrite;
+  const BlockPieces* const pieces = one_piece ? nullptr : &view.block_pieces[pair.pieces];
+  paged_.push_back({.to = writes ? there : here,
+                    .from = writes ? here : there,
+                    .count = blocks.blocks(),
+                    .bytes = one_piece ? pair.local.block_bytes : pieces->bytes,
+                    .pieces = pieces,
+                    .to_local = !writes});
+  return absl::OkStatus();
+}
+
+// Once for a pair of regions, as long as they do not alternate: whether the memory is there.
+absl::Status CopyQueue::UseSides(int device, const CudaIpcRegistration& local,
+                                 const std::shared_ptr<PeerRegion>& region, Batch& batch) {
+  AddRegion(device, region, batch);
+  absl::StatusOr<std::optional<uint64_t>> at = region->AddressFor(device, batches_);
+  if (!at.ok()) return at.status();
+  if (local.parts() != 1) at->reset();
+  sides_ = {.local = &local, .region = region.get(), .at = *at};
+  if (!sides_.at) return absl::OkStatus();
+  local.watched().Touch(local.watched().span().base, 1, batches_);
+  Touch(&local.watched());
+  Touch(region->watched());
+  return absl::OkStatus();
+}
+
+absl::Status CopyQueue::AddRuns(int device, const Op& op, const BlockRange& range, Batch& batch) {
+  for (RunWalk walk(range); !walk.done(); walk.Next()) {
+    const Run& run = walk.run();
+    const CudaIpcRegistration& local = LocalOf(run);
+    if (local.device() != device) continue;
+    const std::shared_ptr<PeerRegion>& region = RegionOf(run);
+    AddRegion(device, region, batch);
+    local.watched().Touch(run.local, run.bytes, batches_);
+    Touch(&local.watched());
+    absl::Status added =
+        region->AddPieces(device, op.kind, run.local, run.remote, run.bytes, batches_, pieces_);
+    Touch(region->watched());
+    if (!added.ok()) return added;
+  }
+  return absl::OkStatus();
+}
+
 // False: the copier has no space for it.
 bool CopyQueue::Launch(int device, Lane& lane, Batch batch) {
-  absl::StatusOr<uint64_t> number = lane.copier->Start(pieces_);
+  absl::StatusOr<uint64_t> number =
+      lane.copier->Start({.pieces = pieces_, .paged = paged_, .reach = reach_});
   if (number.ok()) {
     batch.number = *number;
     lane.running.push_back(std::move(batch));
@@ -163,10 +248,9 @@ bool CopyQueue::Launch(int device, Lane& lane, Batch batch) {
 bool CopyQueue::StartEach(int device, Lane& lane, const Batch& batch) {
   bool space = true;
   for (const Ops::iterator posted : batch.ops) {
-    ++batches_;
-    pieces_.clear();
+    BeginBatch();
     Batch alone;
-    absl::Status status = AddPieces(device, lane, *posted, alone);
+    absl::Status status = AddOp(device, lane, *posted, alone);
     if (status.ok()) {
       alone.ops.push_back(posted);
       space &= Launch(device, lane, std::move(alone));
@@ -235,6 +319,17 @@ bool CopyQueue::Poll() {
   for (const auto& [device, lane] : Lanes()) any |= TakeEnds(*lane);
   Start();
   return any;
+}
+
+std::optional<Time> CopyQueue::NextPoll() {
+  std::optional<Time> next;
+  for (const auto& [device, lane] : Lanes()) {
+    // Ops that wait begin with the end of others; if none runs, at once.
+    const bool now = lane->running.empty() && !lane->waiting.empty();
+    const std::optional<Time> at = now ? Time{} : lane->copier->NextPoll();
+    if (at && (!next || *at < *next)) next = at;
+  }
+  return next;
 }
 
 bool CopyQueue::broken() {

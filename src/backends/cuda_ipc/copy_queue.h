@@ -3,8 +3,12 @@
 //
 // The device that owns an op's local memory copies it: it pushes writes and pulls reads. While a
 // device has few batches under way, each op is a batch of its own that begins at once. Ops that
-// arrive while it is busy share the next batches. So a single op waits for nothing, and many small
-// ones cost few launches.
+// arrive while it is busy share the next batches, as many as keep the GPU busy for a while
+// (Copier::BatchBytes). So a single op waits for nothing, and many small ones cost few launches.
+//
+// Whole blocks of paged regions go to the GPU by their ids, and cost the same few instructions
+// whatever their size. Descriptors, parts of blocks, and regions that consist of several
+// allocations are walked run by run.
 //
 // Lifetime: users must outlive their ops; Drop and Wait ensure that.
 // Thread-safety: MakeReady from any thread; the rest is called by the agent's driver only.
@@ -18,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,10 +32,14 @@
 #include "absl/status/statusor.h"
 #include "kvxfer/backend.h"
 #include "src/backends/cuda_ipc/peer_region.h"
+#include "src/core/base/clock.h"
+#include "src/core/plan/pair_walk.h"
 #include "src/cuda/copier.h"
 #include "src/cuda/watched_span.h"
 
 namespace kvxfer::cuda_ipc {
+
+class CudaIpcRegistration;
 
 inline constexpr uint64_t kMaxOpBytes = 32 * 1024 * 1024;
 inline constexpr size_t kMaxOpPieces = 8192;
@@ -44,21 +53,28 @@ class CopyUser {
 
 class CopyQueue {
  public:
-  // The most batches under way on one device: enough that the GPU never waits for this side.
-  static constexpr size_t kMaxRunning = 4;  // batches
-  // Limits of a batch of several ops.
-  static constexpr uint64_t kBatchBytes = kMaxOpBytes;
-  static constexpr size_t kBatchPieces = 16384;
+  // The most batches under way on one device: while one runs, another is ready, and the ops that
+  // come meanwhile share the next one.
+  static constexpr size_t kMaxRunning = 3;
+  // The most blocks and pieces in a batch of several ops.
+  static constexpr size_t kBatchBlocks = 65536;
 
+  // `copy_sms`: AgentOptions::copy_sms.
+  explicit CopyQueue(uint32_t copy_sms) : copy_sms_(copy_sms) {}
   ~CopyQueue();
 
   // Makes the copier of `device`, before the first op there. Takes some 10 ms.
   absl::Status MakeReady(const cuda::Driver* driver, int device);
 
+  // Whether all blocks that ids of `pair` can name lie within the two regions.
+  static bool Holds(const BlockView& view, const BlockPair& pair, const CudaIpcRegistration& local,
+                    const PeerRegion& remote);
+
   // Accepts an op that has been checked: its runs name open registrations and keys of this backend
   // and stay within them, and it has bytes. `devices`: those of its local memory, each once.
+  // `by_ids`: all of its pairs of regions satisfy Holds, so their ids go to the GPU as they are.
   // OnCopied follows, but not before Start.
-  void Add(CopyUser* user, const Op& op, std::span<const int> devices);
+  void Add(CopyUser* user, const Op& op, std::span<const int> devices, bool by_ids);
   // Begins what waits, as far as the devices have space.
   void Start();
 
@@ -69,8 +85,9 @@ class CopyQueue {
 
   // Reports batches that are over and begins others. True: there were any.
   bool Poll();
-  // Something waits or is under way. Poll soon: nothing else signals its end.
-  bool busy() const { return !ops_.empty(); }
+  // When to Poll next, although nothing else happens (Copier::NextPoll); nothing: nothing is under
+  // way.
+  std::optional<Time> NextPoll();
   // The context of a device is broken: what had begun there has ended, and some of it may still
   // move bytes.
   bool broken();
@@ -84,6 +101,7 @@ class CopyQueue {
   struct Posted {
     Op op;
     CopyUser* user = nullptr;
+    bool by_ids = false;
     uint32_t waiting = 0;  // devices on which it waits
     uint32_t running = 0;  // batches that contain a part of it
     absl::Status status{};
@@ -106,18 +124,37 @@ class CopyQueue {
   Lane* Find(int device) const;
   const std::vector<std::pair<int, Lane*>>& Lanes();
   bool StartBatch(int device, Lane& lane);
-  absl::Status AddPieces(int device, const Lane& lane, const Posted& posted, Batch& batch);
+  void BeginBatch();
+  absl::Status AddOp(int device, const Lane& lane, const Posted& posted, Batch& batch);
+  absl::Status AddBlocks(int device, const Op& op, const PairWalk& blocks, Batch& batch);
+  absl::Status UseSides(int device, const CudaIpcRegistration& local,
+                        const std::shared_ptr<PeerRegion>& region, Batch& batch);
+  absl::Status AddRuns(int device, const Op& op, const BlockRange& range, Batch& batch);
+  void Touch(cuda::WatchedSpan* span);
+  void AddRegion(int device, const std::shared_ptr<PeerRegion>& region, Batch& batch);
   bool Launch(int device, Lane& lane, Batch batch);
   bool StartEach(int device, Lane& lane, const Batch& batch);
   bool TakeEnds(Lane& lane);
   void Left(Ops::iterator posted);
 
+  const uint32_t copy_sms_;
   mutable std::mutex mu_;                       // guards lanes_, but not what its lanes contain
   std::map<int, std::unique_ptr<Lane>> lanes_;  // a lane is destroyed only with the queue
   std::vector<std::pair<int, Lane*>> known_;    // lanes_, for the driver's thread
   Ops ops_;
   uint64_t batches_ = 0;
-  std::vector<cuda::Piece> pieces_;          // scratch space
+  // What is in the batch that is being made.
+  std::vector<cuda::Piece> pieces_;
+  std::vector<cuda::PagedCopy> paged_;
+  cuda::Reach reach_ = cuda::Reach::kOwn;
+  // The two sides of the last blocks that went by their ids, and where the GPU finds the remote
+  // one; nothing: one of them is in several parts.
+  struct Sides {
+    const CudaIpcRegistration* local = nullptr;
+    const PeerRegion* region = nullptr;
+    std::optional<uint64_t> at{};
+  };
+  Sides sides_;
   std::vector<cuda::WatchedSpan*> touched_;  // scratch space
 };
 

@@ -91,21 +91,53 @@ absl::Status CudaIpcDialledEndpoint::CheckOp(const Op& op) {
   op_devices_.clear();
   constexpr OpLimits kLimits{.bytes = kMaxOpBytes, .pieces = kMaxOpPieces};
   if (absl::Status good = kvxfer::CheckOp(op, kLimits, "cuda_ipc"); !good.ok()) return good;
-  const Registration* last_local = nullptr;
-  const RemoteKey* last_key = nullptr;
-  for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
+  last_local_ = nullptr;
+  last_key_ = nullptr;
+  by_ids_ = true;
+  for (PairWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    absl::Status good =
+        walk.pair() != nullptr ? CheckBlocks(op, walk) : CheckRuns(op, walk.range());
+    if (!good.ok()) return good;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaIpcDialledEndpoint::CheckBlocks(const Op& op, const PairWalk& blocks) {
+  const BlockView& view = *op.blocks.view;
+  const BlockPair& pair = *blocks.pair();
+  const auto* const here =
+      static_cast<const CudaIpcRegistration*>(view.registrations[pair.local_region]);
+  const auto* const there = static_cast<const CudaIpcRemoteKey*>(view.keys[pair.remote_region]);
+  if (here == nullptr || there == nullptr || there->endpoint() != this) {
+    return CheckRuns(op, blocks.range());
+  }
+  if (!CopyQueue::Holds(view, pair, *here, *there->region())) {
+    by_ids_ = false;
+    return CheckRuns(op, blocks.range());
+  }
+  return CheckSides(here, there, op.kind);
+}
+
+absl::Status CudaIpcDialledEndpoint::CheckRuns(const Op& op, const BlockRange& range) {
+  for (RunWalk walk(range); !walk.done(); walk.Next()) {
     const Run& run = walk.run();
     if (absl::Status good = CheckRun(run); !good.ok()) return good;
-    if (std::exchange(last_key, run.key) != run.key) {
-      const auto& key = static_cast<const CudaIpcRemoteKey&>(*run.key);
-      if (absl::Status good = CheckKey(key, op.kind); !good.ok()) return good;
-    }
-    if (std::exchange(last_local, run.registration) != run.registration) {
-      const int device = static_cast<const CudaIpcRegistration*>(run.registration)->device();
-      if (std::ranges::find(op_devices_, device) == op_devices_.end()) {
-        op_devices_.push_back(device);
-      }
-    }
+    const auto* const here = static_cast<const CudaIpcRegistration*>(run.registration);
+    const auto* const there = static_cast<const CudaIpcRemoteKey*>(run.key);
+    if (absl::Status good = CheckSides(here, there, op.kind); !good.ok()) return good;
+  }
+  return absl::OkStatus();
+}
+
+// Each key and each registration is looked at once, as long as they do not alternate.
+absl::Status CudaIpcDialledEndpoint::CheckSides(const CudaIpcRegistration* here,
+                                                const CudaIpcRemoteKey* there, OpKind kind) {
+  if (std::exchange(last_key_, there) != there) {
+    if (absl::Status good = CheckKey(*there, kind); !good.ok()) return good;
+  }
+  if (std::exchange(last_local_, here) != here &&
+      std::ranges::find(op_devices_, here->device()) == op_devices_.end()) {
+    op_devices_.push_back(here->device());
   }
   return absl::OkStatus();
 }
@@ -158,7 +190,7 @@ Posted CudaIpcDialledEndpoint::Post(const Op& op) {
   }
   ++ops_;
   bytes_ += op.blocks.bytes;
-  backend_->copies().Add(this, op, op_devices_);
+  backend_->copies().Add(this, op, op_devices_, by_ids_);
   backend_->copies().Start();
   return true;
 }

@@ -22,8 +22,11 @@
 #include "src/backends/cuda_ipc/copy_queue.h"
 #include "src/backends/cuda_ipc/endpoint.h"
 #include "src/backends/cuda_ipc/peer_region.h"
+#include "src/core/plan/pair_walk.h"
 
 namespace kvxfer::cuda_ipc {
+
+class CudaIpcRegistration;
 
 class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
  public:
@@ -47,9 +50,10 @@ class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
   void StopData() override;
 
  private:
-  // Limits of ops that are not over, so that little has to be stopped at the end.
+  // Limits of ops that are not over: enough for the batches of a fast GPU, and little to be stopped
+  // at the end.
   static constexpr size_t kMaxOps = 256;
-  static constexpr uint64_t kMaxBytes = 8 * kMaxOpBytes;
+  static constexpr uint64_t kMaxBytes = 32 * kMaxOpBytes;
   // The most ops that end inside Post between two Polls.
   static constexpr size_t kMaxAtOnce = 4096;
 
@@ -82,7 +86,11 @@ class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
 
   // --- ops ---
   absl::Status CheckOp(const Op& op);
+  absl::Status CheckBlocks(const Op& op, const PairWalk& blocks);
+  absl::Status CheckRuns(const Op& op, const BlockRange& range);
   absl::Status CheckRun(const Run& run) const;
+  absl::Status CheckSides(const CudaIpcRegistration* here, const CudaIpcRemoteKey* there,
+                          OpKind kind);
   absl::Status CheckKey(const CudaIpcRemoteKey& key, OpKind kind) const;
   void OnCopied(const Op& op, const absl::Status& status) override;
   // Nothing is under way, and nothing begins.
@@ -91,11 +99,15 @@ class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
   const MetadataAddress peer_;
   const HostIdentity host_;
   MemoryOwner owner_;
-  bool dialled_ = false;           // the lifeline was connected
-  bool ended_ = false;             // EndData has been called
-  size_t ops_ = 0;                 // ops that are not over
-  uint64_t bytes_ = 0;             // their bytes
-  std::vector<int> op_devices_;    // scratch space: those of the op that was checked last
+  bool dialled_ = false;  // the lifeline was connected
+  bool ended_ = false;    // EndData has been called
+  size_t ops_ = 0;        // ops that are not over
+  uint64_t bytes_ = 0;    // their bytes
+  // Of the op that was checked last: the devices of its local memory, and its last two sides.
+  std::vector<int> op_devices_;
+  const CudaIpcRegistration* last_local_ = nullptr;
+  const CudaIpcRemoteKey* last_key_ = nullptr;
+  bool by_ids_ = false;            // and whether CopyQueue::Holds for all of its pairs
   uint64_t poll_ = 0;              // the Poll since which at_once_ counts
   size_t at_once_ = 0;             // ops that have ended inside Post since then
   std::vector<uint64_t> fencing_;  // one transfer for each kFenced that is due

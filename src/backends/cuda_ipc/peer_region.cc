@@ -120,6 +120,24 @@ absl::StatusOr<const PeerRegion::View*> PeerRegion::OpenFor(int device) {
   return &ViewOf(device);
 }
 
+absl::StatusOr<std::optional<uint64_t>> PeerRegion::AddressFor(int device, uint64_t batch) {
+  absl::StatusOr<const View*> view = OpenFor(device);
+  if (!view.ok()) return view.status();
+  if (parts_.size() != 1) return std::nullopt;
+  if (watched_) watched_->Touch(base_, bytes_, batch);
+  return (*view)->at.front();
+}
+
+cuda::Reach PeerRegion::ReachFrom(int device) const {
+  if (owner_.same_process) {
+    return owner_.ordinal == device ? cuda::Reach::kOwn : cuda::Reach::kPeer;
+  }
+  const cuda::Driver* const driver = cuda::Driver::IfInUse();
+  const cuda::Device* const theirs =
+      driver == nullptr ? nullptr : driver->FindUuid(owner_.device_uuid);
+  return theirs != nullptr && theirs->ordinal == device ? cuda::Reach::kOwn : cuda::Reach::kPeer;
+}
+
 absl::Status PeerRegion::AddPieces(int device, OpKind kind, uint64_t local, uint64_t remote,
                                    uint64_t bytes, uint64_t batch,
                                    std::vector<cuda::Piece>& pieces) {

@@ -63,6 +63,11 @@ class PeerRegion {
   // to or from `local`. `batch`: see WatchedSpan::Touch.
   absl::Status AddPieces(int device, OpKind kind, uint64_t local, uint64_t remote, uint64_t bytes,
                          uint64_t batch, std::vector<cuda::Piece>& pieces);
+  // Where `device` finds the region, if it is in one part: at one address. Nothing: it is in
+  // several.
+  absl::StatusOr<std::optional<uint64_t>> AddressFor(int device, uint64_t batch);
+  // How far the region is from `device`.
+  cuda::Reach ReachFrom(int device) const;
   // True at the first call for a batch; batches are numbered as in AddPieces.
   bool FirstIn(uint64_t batch) { return std::exchange(last_batch_, batch) != batch; }
   // Memory of this process, which must be checked before each batch; null: another process's

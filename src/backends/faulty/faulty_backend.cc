@@ -44,6 +44,7 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, const FaultOptions&
   // Held items are released in another order, so rails no longer keep theirs.
   if (options_.reorder_window > 0 || options_.max_delay > Duration::zero()) {
     info_.capabilities.rail_keeps_order = false;
+    info_.capabilities.whole_op_bytes = Capabilities().whole_op_bytes;  // more ops to make worse
   }
   if (options_.rail_down_probability > 0) info_.capabilities.rails_fail_alone = true;
 }

@@ -78,21 +78,22 @@ absl::Status AwaitBatch(cuda::Copier& copier) {
   }
 }
 
-absl::StatusOr<double> ScatteredRate(const cuda::Driver& driver, int device, const GpuMemory& from,
-                                     const GpuMemory& to, uint64_t block_bytes, uint64_t blocks) {
+absl::StatusOr<double> ScatteredRate(const cuda::Driver& driver, int device, cuda::Reach reach,
+                                     const GpuMemory& from, const GpuMemory& to,
+                                     uint64_t block_bytes, uint64_t blocks) {
   absl::StatusOr<std::unique_ptr<cuda::Copier>> copier = cuda::Copier::Create(&driver, device);
   if (!copier.ok()) return copier.status();
   const auto count = static_cast<uint32_t>(blocks);
   const std::vector<uint32_t> froms = Permutation(count, InitiatorSeed(1));
   const std::vector<uint32_t> tos = Permutation(count, TargetSeed(1));
-  std::vector<cuda::Piece> pieces(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    pieces[i] = {.to = to.base() + tos[i] * block_bytes,
-                 .from = from.base() + froms[i] * block_bytes,
-                 .bytes = block_bytes};
-  }
+  const cuda::PagedCopy copy{
+      .to = {.base = to.base(), .stride = block_bytes, .ids = tos.data()},
+      .from = {.base = from.base(), .stride = block_bytes, .ids = froms.data()},
+      .count = count,
+      .bytes = block_bytes};
+  const cuda::CopyBatch batch{.paged = {&copy, 1}, .reach = reach};
   return BestRate(blocks * block_bytes, [&]() -> absl::Status {
-    if (auto started = (*copier)->Start(pieces); !started.ok()) return started.status();
+    if (auto started = (*copier)->Start(batch); !started.ok()) return started.status();
     return AwaitBatch(**copier);
   });
 }
@@ -107,7 +108,7 @@ absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint
   const int sink = sides.there.cuda() ? sides.there.device : source;
   const absl::StatusOr<const cuda::Driver*> driver = DriverFor(source);
   if (!driver.ok()) return driver.status();
-  blocks = std::min<uint64_t>({blocks, cuda::Copier::kMaxPieces, kMostBytes / block_bytes});
+  blocks = std::min<uint64_t>({blocks, cuda::Copier::kMaxBlocks, kMostBytes / block_bytes});
   const uint64_t bytes = std::max(kLeastBytes, blocks * block_bytes);
   absl::StatusOr<GpuMemory> from = GpuMemory::Allocate(source, bytes);
   absl::StatusOr<GpuMemory> to = GpuMemory::Allocate(sink, bytes);
@@ -120,7 +121,8 @@ absl::StatusOr<DeviceCopyRates> MeasureDeviceCopy(const MemorySides& sides, uint
   if (!whole.ok()) return Annotate(OfThisHost(whole.status()), "the device's own copy");
   rates.whole = *whole;
   if (!reached || blocks == 0) return rates;
-  const auto scattered = ScatteredRate(**driver, source, *from, *to, block_bytes, blocks);
+  const cuda::Reach reach = source == sink ? cuda::Reach::kOwn : cuda::Reach::kPeer;
+  const auto scattered = ScatteredRate(**driver, source, reach, *from, *to, block_bytes, blocks);
   if (!scattered.ok()) {
     return Annotate(OfThisHost(scattered.status()), "the device's copy of blocks");
   }

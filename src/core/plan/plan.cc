@@ -149,19 +149,20 @@ bool SliceCursor::Take(const Block& rest, Space& space) {
   return false;
 }
 
-uint64_t SliceBytes(uint64_t bytes, uint32_t rails, uint64_t max_op_bytes) {
-  constexpr uint64_t kSmallest = 64 * 1024;
+uint64_t SliceBytes(uint64_t bytes, uint32_t rails, uint64_t max_op_bytes,
+                    uint64_t whole_op_bytes) {
+  const uint64_t smallest = std::max<uint64_t>(whole_op_bytes, 1);
   constexpr uint64_t kCacheLine = 64;
   // A few slices per rail, so that a temporarily slower rail gets fewer of them.
   constexpr uint64_t kSlicesPerRail = 4;
   const uint64_t wanted = kSlicesPerRail * std::max<uint32_t>(rails, 1);
-  // Rounded down: a last slice far below 64 KiB would cost an op and gain nothing.
-  const uint64_t slices = std::clamp<uint64_t>(bytes / kSmallest, 1, wanted);
+  // Rounded down: a last slice far below that would cost an op and gain nothing.
+  const uint64_t slices = std::clamp<uint64_t>(bytes / smallest, 1, wanted);
   const uint64_t even = bytes / slices + (bytes % slices != 0 ? 1 : 0);
   const uint64_t limit = std::max<uint64_t>(max_op_bytes, 1);
   if (even >= limit) return limit;
   const uint64_t aligned = (even / kCacheLine + (even % kCacheLine != 0 ? 1 : 0)) * kCacheLine;
-  return std::min(std::max(aligned, kSmallest), limit);
+  return std::min(std::max(aligned, smallest), limit);
 }
 
 }  // namespace kvxfer

@@ -63,10 +63,11 @@ class SliceCursor {
 
 // The slice size for a transfer of `bytes` over `rails`: small enough that every rail gets some
 // slices and that one transfer does not starve others, large enough to amortise the cost of an op.
-// It is between 64 KiB and `max_op_bytes` (which wins if it is smaller), and never 0. A transfer
-// below 128 KiB is one slice; for comparison, the thresholds of Mooncake (64 KiB), and NIXL and
-// aws-ofi-nccl (128 KiB).
-uint64_t SliceBytes(uint64_t bytes, uint32_t rails, uint64_t max_op_bytes);
+// It is between `whole_op_bytes` and `max_op_bytes` (which wins if it is smaller), and never 0. A
+// transfer below twice `whole_op_bytes` is one slice. For comparison: 64 KiB in Mooncake, 128 KiB
+// in NIXL and aws-ofi-nccl.
+uint64_t SliceBytes(uint64_t bytes, uint32_t rails, uint64_t max_op_bytes,
+                    uint64_t whole_op_bytes = 64 * 1024);
 
 }  // namespace kvxfer
 

@@ -38,6 +38,7 @@ bool Set(std::string_view name, std::string_view value, Config* config) {
       {"VERSION", &config->version},
       {"DELAY_US", &config->delay_us},
       {"SEED", &config->seed},
+      {"AT_ONCE", &config->at_once},
       {"NO_DEFAULT_STREAM", &config->no_default_stream}};
   for (const auto& [key, place] : numbers) {
     if (key == name) return ParseNumber(value, place);

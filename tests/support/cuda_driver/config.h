@@ -37,6 +37,8 @@ struct Config {
   // DELAY_US: before each operation a stream waits 0 to so many microseconds, by SEED.
   int64_t delay_us = 0;
   int64_t seed = 1;
+  int64_t at_once =
+      0;  // AT_ONCE: 1: a kernel has run when its launch returns, and a word is written
   int64_t no_default_stream = 0;  // NO_DEFAULT_STREAM: 1: who uses it ends the process
   std::string init{};  // INIT: what cuInit fails with, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
   // FAIL: calls that fail, with commas: "cuMemcpyAsync:2:CUDA_ERROR_OUT_OF_MEMORY" (the second

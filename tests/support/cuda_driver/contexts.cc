@@ -101,6 +101,20 @@ extern "C" CUresult cuCtxGetCurrent(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+extern "C" CUresult cuCtxSetCurrent(CUcontext context) {
+  KVXFER_STANDIN_ENTER(cuCtxSetCurrent, kInit);
+  std::vector<Context*>& stack = ContextStack();
+  if (context == nullptr) {
+    if (!stack.empty()) stack.pop_back();
+    return CUDA_SUCCESS;
+  }
+  Context* const found = call.state().FindContext(context);
+  if (found == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (stack.empty()) stack.push_back(found);
+  stack.back() = found;
+  return CUDA_SUCCESS;
+}
+
 extern "C" CUresult cuCtxGetDevice(CUdevice* device) {
   KVXFER_STANDIN_ENTER(cuCtxGetDevice, kInit);
   if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;

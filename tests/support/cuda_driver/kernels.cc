@@ -84,7 +84,15 @@ Work WorkOf(const void* given) {
 }
 
 CUresult Copy(const CopyParams& params, const MapOf& memory) {
-  if (params.units % 16 != 0 || params.per_group == 0 || params.per_group > cuda::kMaxPerGroup) {
+  uint64_t units = 0;
+  for (const cuda::CopyPart& part : params.parts) {
+    if (units == params.count) break;
+    if (part.list % 16 != 0 || (part.list == 0 && part.block_units == 0)) {
+      return CUDA_ERROR_LAUNCH_FAILED;
+    }
+    units += part.units;
+  }
+  if (units != params.count || params.per_group == 0 || params.per_group > cuda::kMaxPerGroup) {
     return CUDA_ERROR_LAUNCH_FAILED;
   }
   RunCopy(params, memory);
@@ -197,9 +205,10 @@ extern "C" CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigne
   }
   Stream* const found = FindStream(&state, &call.context(), stream, "cuLaunchKernel");
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  found->Enqueue([state = &state, device = call.context().device, work = code.work(parameters[0])] {
-    return RunKernel(state, device, work);
-  });
+  const auto launched =
+      found->Enqueue([state = &state, device = call.context().device,
+                      work = code.work(parameters[0])] { return RunKernel(state, device, work); });
+  AwaitIfAtOnce(&state, &call.lock(), *launched);
   return CUDA_SUCCESS;
 }
 

@@ -174,14 +174,16 @@ extern "C" CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr at, uin
   Stream* const found =
       FindStream(&call.state(), &call.context(), stream, "cuStreamWriteValue32_v2");
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  found->Enqueue([state = &call.state(), device = call.context().device, at, value] {
-    Place place;
-    const CUresult word = WordOf(state, device, at, &place);
-    if (word != CUDA_SUCCESS) return word;
-    std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(place.data))
-        .store(value, std::memory_order_release);
-    return CUDA_SUCCESS;
-  });
+  const auto written =
+      found->Enqueue([state = &call.state(), device = call.context().device, at, value] {
+        Place place;
+        const CUresult word = WordOf(state, device, at, &place);
+        if (word != CUDA_SUCCESS) return word;
+        std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(place.data))
+            .store(value, std::memory_order_release);
+        return CUDA_SUCCESS;
+      });
+  AwaitIfAtOnce(&call.state(), &call.lock(), *written);
   return CUDA_SUCCESS;
 }
 

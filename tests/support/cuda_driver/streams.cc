@@ -115,6 +115,11 @@ Stream* FindStream(State* state, Context* context, CUstream handle, const char* 
   return found->second.get();
 }
 
+void AwaitIfAtOnce(State* state, Lock* lock, const Operation& operation) {
+  if (state->config.at_once == 0) return;
+  state->changed.wait(*lock, [&] { return operation.done; });
+}
+
 void WaitIdle(State* state, Lock* lock, const Context& context) {
   state->changed.wait(*lock, [&] {
     if (context.sticky != CUDA_SUCCESS || state->ended) return true;

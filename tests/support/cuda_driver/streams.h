@@ -72,6 +72,9 @@ class Stream {
 // default stream.
 Stream* FindStream(State* state, Context* context, cuda::api::CUstream handle, const char* call);
 
+// Waits for the operation where the configuration says AT_ONCE.
+void AwaitIfAtOnce(State* state, std::unique_lock<std::mutex>* lock, const Operation& operation);
+
 // Waits until every stream of the context has done everything.
 void WaitIdle(State* state, std::unique_lock<std::mutex>* lock, const Context& context);
 

@@ -163,10 +163,11 @@ TEST(CudaCopyUnitsTest, UnitsCopyWhatThePiecesSay) {
       piece.from += reinterpret_cast<uint64_t>(source.data());
     }
     const auto units = UnitsOf(pieces, kUnit * (1 + below(4)));
-    RunCopy({.units = reinterpret_cast<uint64_t>(units.data()),
-             .count = static_cast<uint32_t>(units.size()),
-             .per_group = 1},
-            DirectMemory());
+    CopyParams params;
+    params.parts[0] = {.list = reinterpret_cast<uint64_t>(units.data()),
+                       .units = static_cast<uint32_t>(units.size())};
+    params.count = static_cast<uint32_t>(units.size());
+    RunCopy(params, DirectMemory());
     ASSERT_TRUE(target == wanted) << "round " << round;
     // And so do they joined.
     std::fill(target.begin(), target.end(), 0);
@@ -180,6 +181,91 @@ TEST(CudaCopyUnitsTest, UnitsCopyWhatThePiecesSay) {
     }
     ASSERT_TRUE(target == wanted) << "round " << round;
   }
+}
+
+// Each unit that the GPU computes of paged blocks: those of the pieces, no longer than a unit may
+// be.
+TEST(CudaCopyUnitsTest, PagedBlocksAreTheUnitsOfTheirPieces) {
+  std::mt19937_64 random(TestSeed());
+  const auto below = [&](uint64_t end) { return random() % end; };
+  for (int round = 0; round < Scaled(3000); ++round) {
+    BlockPieces pieces{.bytes = below(2) == 0 ? 1 + below(300) : 1 + below(20000)};
+    pieces.dim_count = 1 + static_cast<uint32_t>(below(BlockPieces::kMaxDims));
+    for (BlockPieces::Dim& dim : pieces.dims) {
+      dim = {.count = 1 + below(5),
+             .local_stride = below(8) == 0 ? uint64_t{5} << 32 : below(1 << 20),
+             .remote_stride = below(1 << 20)};
+    }
+    std::vector<uint32_t> ids(2 * (1 + below(5)));
+    for (uint32_t& id : ids) id = static_cast<uint32_t>(random());
+    const bool whole = below(3) == 0;
+    const PagedCopy copy{.to = {below(1 << 30), below(1 << 24), ids.data()},
+                         .from = {below(1 << 30), below(1 << 24), ids.data() + ids.size() / 2},
+                         .count = static_cast<uint32_t>(ids.size() / 2),
+                         .bytes = pieces.bytes,
+                         .pieces = whole ? nullptr : &pieces,
+                         .to_local = below(2) == 0};
+    const uint64_t unit_bytes = kUnit * (1 + below(4));
+    CopyParams params;
+    params.parts[0] = {.list = 1, .units = 7};  // another part before it
+    params.parts[1] = MakePart(copy, unit_bytes);
+    params.parts[1].to_ids = reinterpret_cast<uint64_t>(copy.to.ids);
+    params.parts[1].from_ids = reinterpret_cast<uint64_t>(copy.from.ids);
+    params.parts[1].grid = 5;
+    if (!whole) params.grids[5] = MakeGrid(pieces, copy.to_local);
+    std::vector<Piece> wanted;
+    AddPieces(copy, wanted);
+    ASSERT_EQ(wanted.size(), copy.count * (whole ? 1 : pieces.count()));
+    size_t at = 0;
+    uint64_t done = 0;
+    for (uint32_t i = 0; i < params.parts[1].units; ++i) {
+      const CopyUnit unit = UnitAt(params, 7 + i, DirectMemory());
+      ASSERT_LE(unit.bytes * uint64_t{unit.rows}, unit_bytes);
+      for (uint32_t row = 0; row < unit.rows; ++row) {
+        ASSERT_LT(at, wanted.size());
+        ASSERT_EQ(RowAt(unit.to, unit.to_stride, row), wanted[at].to + done) << i;
+        ASSERT_EQ(RowAt(unit.from, unit.from_stride, row), wanted[at].from + done) << i;
+        ASSERT_LE(unit.bytes, wanted[at].bytes - done);
+        done += unit.bytes;
+        if (done == wanted[at].bytes) {
+          ++at;
+          done = 0;
+        }
+      }
+    }
+    ASSERT_EQ(at, wanted.size());
+  }
+}
+
+// Where the blocks' addresses are, in numbers: two blocks of two heads of three tokens.
+TEST(CudaCopyUnitsTest, AGridOfPiecesInNumbers) {
+  const BlockPieces pieces{.bytes = 64,
+                           .dims = {{{.count = 2, .local_stride = 1000, .remote_stride = 192},
+                                     {.count = 3, .local_stride = 128, .remote_stride = 64}}},
+                           .dim_count = 2};
+  const uint32_t ids[] = {5, 2, 7, 1};
+  const PagedCopy copy{.to = {100000, 4096, ids},
+                       .from = {900000, 8192, ids + 2},
+                       .count = 2,
+                       .bytes = 64,
+                       .pieces = &pieces};
+  CopyParams params;
+  params.parts[0] = MakePart(copy, kUnit);
+  params.parts[0].to_ids = reinterpret_cast<uint64_t>(ids);
+  params.parts[0].from_ids = reinterpret_cast<uint64_t>(ids + 2);
+  params.grids[0] = MakeGrid(pieces, false);
+  ASSERT_EQ(params.parts[0].units, 4U);
+  EXPECT_TRUE(Is(UnitAt(params, 3, DirectMemory()), {.to = 100000 + 2 * 4096 + 192,
+                                                     .from = 900000 + 8192 + 1000,
+                                                     .bytes = 64,
+                                                     .rows = 3,
+                                                     .to_stride = 64,
+                                                     .from_stride = 128}));
+  std::vector<Piece> out;
+  AddPieces(copy, out);
+  ASSERT_EQ(out.size(), 12U);
+  EXPECT_EQ(out[4].to, 100000U + 5 * 4096 + 192 + 64);
+  EXPECT_EQ(out[4].from, 900000U + 7 * 8192 + 1000 + 128);
 }
 
 // The sizes that are to be fast on an H100: 132 multiprocessors, 6 busy warps each.
@@ -200,6 +286,10 @@ TEST(CudaCopyUnitsTest, ABatchKeepsAllOfAGpuBusyAndFewOfItForTheHost) {
   EXPECT_EQ(host.Blocks(8, host.PerGroup(8)), 1U);
   const CopyShape peer = ShapeOf(64 * mib, Reach::kPeer, 132);
   EXPECT_EQ(peer.Blocks(100000, peer.PerGroup(100000)), 48U);
+  // Few multiprocessors, because the others compute.
+  const CopyShape few = ShapeOf(64 * mib, Reach::kOwn, 132, 8);
+  EXPECT_EQ(few.Blocks(100000, few.PerGroup(100000)), 8U);
+  EXPECT_EQ(ShapeOf(64 * mib, Reach::kHost, 132, 132).Blocks(100000, 4), 16U);
   // A driver that tells no number.
   EXPECT_GE(ShapeOf(mib, Reach::kOwn, 0).Blocks(100, 1), 1U);
 }

@@ -35,16 +35,25 @@ void Oracle(const CopyUnit& unit) {
   }
 }
 
+// A launch of one list.
+CopyParams ListOf(uint64_t at, uint32_t count) {
+  CopyParams params;
+  params.parts[0] = {.list = at, .units = count};
+  params.count = count;
+  return params;
+}
+
 // Runs `unit`, whose `to` is an offset into `target`, and compares all of the target with memcpy's.
 void ExpectCopies(CopyUnit unit, const Bytes& before) {
-  Bytes wanted = before;
-  Bytes target = before;
+  // Written by their addresses.
+  Bytes wanted(before.begin(), before.end());
+  Bytes target(before.begin(), before.end());
   const uint64_t offset = unit.to;
   unit.to = At(wanted, offset);
   Oracle(unit);
   unit.to = At(target, offset);
   alignas(16) const CopyUnit list[] = {unit};
-  RunCopy({.units = reinterpret_cast<uint64_t>(list), .count = 1, .per_group = 1}, DirectMemory());
+  RunCopy(ListOf(reinterpret_cast<uint64_t>(list), 1), DirectMemory());
   ASSERT_TRUE(wanted == target) << unit.rows << " rows of " << unit.bytes << " bytes, from "
                                 << unit.from % 16 << " every " << unit.from_stride << " to "
                                 << unit.to % 16 << " every " << unit.to_stride;
@@ -125,7 +134,6 @@ TEST(CudaKernelBodyTest, LanesShareAUnitWithoutOverlap) {
     for (uint32_t lane = 0; lane < kWarp; ++lane) {
       // A byte that differs from the target's says that it was stored.
       Bytes target(1 << 15);
-      for (size_t i = 0; i < target.size(); ++i) target[i] = 0;
       Bytes inverse(1 << 15, 0xff);
       unit.from = At(inverse, shape.from);
       unit.to = At(target, shape.to);
@@ -176,11 +184,11 @@ TEST(CudaKernelBodyTest, AddressesAreTranslatedAndWhatIsRefusedIsLeftAlone) {
   Bytes wanted(memory, memory + sizeof(memory));
   std::memcpy(wanted.data() + 4096, wanted.data() + 8192, 3000);
   std::memcpy(wanted.data(), wanted.data() + 16000, 256);
-  RunCopy({.units = at(12288), .count = 3, .per_group = 2}, moved);
+  RunCopy(ListOf(at(12288), 3), moved);
   // Of a refused source nothing is known: whatever was stored went to its own row.
   std::memcpy(wanted.data() + 512, memory + 512, 256);
   EXPECT_TRUE(wanted == Bytes(memory, memory + sizeof(memory)));
-  RunCopy({.units = 16, .count = 3, .per_group = 2}, moved);
+  RunCopy(ListOf(16, 3), moved);
   EXPECT_TRUE(wanted == Bytes(memory, memory + sizeof(memory)));
 }
 

@@ -84,7 +84,9 @@ TEST_F(CudaStaging, ADeviceThatWasNotOpenedIsRefused) {
   staging_.AddRegion(RegionId{2}, std::move(span));
   staging_.Move(&moved_, 1, 0, true,
                 {{.address = other.at(), .bytes = kBytes, .region = RegionId{2}, .device = 1}});
+  EXPECT_LE(staging_.NextPoll(), Now()) << "its end is there, and Poll reports it";
   EXPECT_TRUE(staging_.Poll());
+  EXPECT_EQ(staging_.NextPoll(), Time::max());
   EXPECT_TRUE(Fails(moved_.ended[1], absl::StatusCode::kFailedPrecondition, {"GPU 1"}));
 }
 

@@ -210,6 +210,7 @@ TEST(SliceCursor, MergedSlicesHoldAdjacentBlocksWithOneRun) {
   const auto paged = FromPaged({cache, cache, ids, ids}, table, table);
   ASSERT_OK(paged);
   std::vector<Descriptor> adjacent;
+  adjacent.reserve(ids.size());
   for (const uint32_t id : ids) adjacent.push_back({1000 + 16 * id, 16});
   const auto listed =
       BlockList::FromDescriptors({adjacent, adjacent}, Direction::kWrite, table, table);
@@ -468,6 +469,15 @@ TEST(SliceBytes, LargeTransfersTakeTheLargestOp) {
   EXPECT_EQ(SliceBytes(UINT64_MAX, 1, UINT64_MAX), uint64_t{1} << 62);
   EXPECT_EQ(SliceBytes(1 << 20, 1, 4096), 4096u);
   EXPECT_EQ(SliceBytes(1 << 20, 4, 1 << 20), 64 * kKiB);
+}
+
+TEST(SliceBytes, WhatABackendWantsWholeIsCutOnlyWhereItMust) {
+  constexpr uint64_t kMiB = 1024 * kKiB;
+  EXPECT_GE(SliceBytes(32 * kMiB, 1, 32 * kMiB, 32 * kMiB), 32 * kMiB);
+  EXPECT_EQ(SliceBytes(33 * kMiB, 1, 32 * kMiB, 32 * kMiB), 32 * kMiB);
+  EXPECT_EQ(SliceBytes(64 * kMiB, 1, 32 * kMiB, 32 * kMiB), 32 * kMiB);
+  EXPECT_EQ(SliceBytes(5 * kMiB, 1, 32 * kMiB, 2 * kMiB), 2 * kMiB + 512 * kKiB);
+  EXPECT_EQ(SliceBytes(7, 1, 0, 0), 1u);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "src/core/plan/pair_walk.h"
 #include "tests/support/run_blocks.h"
 #include "tests/support/scale.h"
 #include "tests/unit/core/plan/run_oracle.h"
@@ -68,6 +69,37 @@ void ExpectTakes(const BlockRange& range, uint64_t step, const std::vector<Plann
   ASSERT_EQ(got, want);
 }
 
+// Pair by pair: whole blocks of a pair are one step, and the steps are the runs of the range.
+void ExpectPairs(const BlockRange& range, const std::vector<PlannedRun>& want) {
+  std::vector<PlannedRun> got;
+  const BlockPair* before = nullptr;
+  for (PairWalk walk(range); !walk.done(); walk.Next()) {
+    const BlockRange step = walk.range();
+    if (walk.pair() != nullptr) {
+      ASSERT_NE(walk.pair(), before) << "its blocks came in two steps";
+      ASSERT_EQ(walk.pair(), &range.view->pairs[step.first.pair]);
+      ASSERT_GT(walk.blocks(), 0u);
+      ASSERT_LE(walk.first_id() + walk.blocks(), walk.pair()->id_count);
+      ASSERT_EQ(step.bytes, walk.blocks() * BlockBytes(*range.view, *walk.pair()));
+      ASSERT_EQ(step.first, (BlockPosition{.pair = step.first.pair, .id = walk.first_id()}));
+    } else if (!range.view->pairs.empty()) {
+      ASSERT_LT(step.bytes, BlockBytes(*range.view, range.view->pairs[step.first.pair]));
+    }
+    before = walk.pair();
+    for (const PlannedRun& run : RunsOf(step)) {
+      if (!got.empty() && run.local == got.back().local + got.back().bytes &&
+          run.remote == got.back().remote + got.back().bytes &&
+          run.local_region == got.back().local_region &&
+          run.remote_region == got.back().remote_region) {
+        got.back().bytes += run.bytes;
+      } else {
+        got.push_back(run);
+      }
+    }
+  }
+  ASSERT_EQ(got, want);
+}
+
 // Every part of the list, with every step from one byte to all.
 void ExpectEveryPart(const BlockView& view, uint64_t largest_step) {
   const RunOracle oracle(view);
@@ -78,6 +110,7 @@ void ExpectEveryPart(const BlockView& view, uint64_t largest_step) {
       ASSERT_EQ(part.bytes, bytes);
       const std::vector<PlannedRun> want = oracle.Runs(first, bytes);
       ASSERT_EQ(RunsOf(part), want);
+      ASSERT_NO_FATAL_FAILURE(ExpectPairs(part, want));
       for (uint64_t step = 1; step <= std::min<uint64_t>(bytes, largest_step); ++step) {
         ASSERT_NO_FATAL_FAILURE(ExpectTakes(part, step, want));
       }
