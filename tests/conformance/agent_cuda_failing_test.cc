@@ -13,6 +13,7 @@
 #include "tests/support/blocks.h"
 #include "tests/support/child_process.h"
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/needs_stand_in.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/test_backends.h"
@@ -38,6 +39,7 @@ std::vector<Flavour> GpuFlavours() {
 class AgentCudaFailing : public ::testing::TestWithParam<Flavour> {
  protected:
   void SetUp() override {
+    KVXFER_NEEDS_STAND_IN();
     ASSERT_OK_AND_ASSIGN(a_, TestMemory::Allocate(MemoryType::kCuda, kShape.memory_bytes()));
     ASSERT_OK_AND_ASSIGN(b_, TestMemory::Allocate(MemoryType::kCuda, kShape.memory_bytes()));
     hooks_ = FindHooks();
@@ -170,6 +172,7 @@ AgentOptions IpcAndTcp(std::string name) {
 class AgentCudaBeyondReach : public ::testing::Test {
  protected:
   void SetUp() override {
+    KVXFER_NEEDS_STAND_IN();
     ASSERT_OK_AND_ASSIGN(peer_, TestPeer::Start(Where::kProcess));
     ASSERT_OK(peer_->Create(IpcAndTcp("b"), MemoryType::kCuda, kShape.memory_bytes()));
     ASSERT_OK_AND_ASSIGN(node_,
@@ -261,6 +264,8 @@ KVXFER_CHILD(WithoutADriver) {
 }
 
 TEST(AgentCudaAbsent, HostMemoryIsMovedAndGpuMemoryRefused) {
+  // A real one is found without the variable.
+  KVXFER_NEEDS_STAND_IN();
   const char* const path = std::getenv("LD_LIBRARY_PATH");
   const std::string before = path == nullptr ? "" : path;
   ::unsetenv("LD_LIBRARY_PATH");

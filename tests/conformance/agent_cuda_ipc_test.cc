@@ -12,6 +12,7 @@
 #include "tests/support/blocks.h"
 #include "tests/support/cuda_driver/hooks.h"
 #include "tests/support/machine_delay.h"
+#include "tests/support/needs_stand_in.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 
@@ -24,6 +25,7 @@ using std::chrono::milliseconds;
 class AgentCudaIpc : public ::testing::Test {
  protected:
   void SetUp() override {
+    KVXFER_NEEDS_STAND_IN();
     AgentOptions a = OptionsFor(CudaIpcFlavour(), "a");
     a.cancel_grace = milliseconds(200);
     ASSERT_OK_AND_ASSIGN(pair_, Pair::Create(CudaIpcFlavour(), a, OptionsFor(CudaIpcFlavour(), "b"),
@@ -33,7 +35,9 @@ class AgentCudaIpc : public ::testing::Test {
     ASSERT_NE(FindHooks(), nullptr);
     FindHooks()->kvxfer_standin_pause(1);
   }
-  void TearDown() override { FindHooks()->kvxfer_standin_pause(0); }
+  void TearDown() override {
+    if (FindHooks() != nullptr) FindHooks()->kvxfer_standin_pause(0);
+  }
 
   BlockSet Blocks() const { return {kShape, pair_.a.memory.address(), pair_.b.memory.address()}; }
   // Posts one for which the GPU has been given its copy.

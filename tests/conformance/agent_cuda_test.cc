@@ -15,6 +15,7 @@
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/needs_stand_in.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
 #include "tests/support/test_peer.h"
@@ -228,6 +229,7 @@ TEST(AgentCudaStaging, MoreInitiatorsThanBuffers) {
 
 // Expect a transfer whose GPU copies fail to fail with the cause, and the next one to work.
 TEST(AgentCudaStaging, ACopyThatTheDriverRefusesFailsItsTransferOnly) {
+  KVXFER_NEEDS_STAND_IN();
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
   const auto* hooks = FindHooks();
   ASSERT_NE(hooks, nullptr);
@@ -254,6 +256,7 @@ TEST(AgentCudaStaging, ACopyThatTheDriverRefusesFailsItsTransferOnly) {
 // Expect that an end comes on time while the GPU stands still, that it is said not to be quiet, and
 // that it becomes quiet when the GPU goes on.
 TEST(AgentCudaStaging, ADeadlineIsKeptThoughTheGpuStandsStill) {
+  KVXFER_NEEDS_STAND_IN();
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
   const auto* hooks = FindHooks();
   ASSERT_NE(hooks, nullptr);
@@ -276,6 +279,7 @@ TEST(AgentCudaStaging, ADeadlineIsKeptThoughTheGpuStandsStill) {
 
 // Expect the memory of a region to be in use until the last copy into it is over.
 TEST(AgentCudaStaging, DeregistrationWaitsForACopyUnderWay) {
+  KVXFER_NEEDS_STAND_IN();
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), {MemoryType::kMapped, MemoryType::kCuda}, 8192));
   const auto* hooks = FindHooks();
   ASSERT_NE(hooks, nullptr);
@@ -296,6 +300,7 @@ TEST(AgentCudaStaging, DeregistrationWaitsForACopyUnderWay) {
 
 // Expect one that asks what can still land to hear of copies for transfers that have ended.
 TEST(AgentCudaStaging, AQuiesceWaitsForACopyUnderWay) {
+  KVXFER_NEEDS_STAND_IN();
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), {MemoryType::kMapped, MemoryType::kCuda}, 8192));
   const auto* hooks = FindHooks();
   ASSERT_NE(hooks, nullptr);
@@ -320,6 +325,7 @@ TEST(AgentCudaStaging, AQuiesceWaitsForACopyUnderWay) {
 // Expect a read whose last copy stands still to be quarantined until that is over, though its peer
 // is known to be dead.
 TEST(AgentCudaStaging, ADeadPeerDoesNotEndACopyHere) {
+  KVXFER_NEEDS_STAND_IN();
   ASSERT_OK_AND_ASSIGN(const auto peer, TestPeer::Start(Where::kProcess));
   ASSERT_OK(peer->Create(OptionsFor(Tcp(), "b"), MemoryType::kMapped, 8192));
   ASSERT_OK_AND_ASSIGN(Node node, Node::Create(OptionsFor(Tcp(), "a"), MemoryType::kCuda, 8192));
@@ -393,6 +399,7 @@ TEST(AgentCudaStaging, WithoutOwnBuffersATransferIsRefusedAtOnce) {
 }
 
 TEST(AgentCudaStaging, NobodyUsesTheLegacyDefaultStream) {
+  KVXFER_NEEDS_STAND_IN();
   ASSERT_OK_AND_ASSIGN(Pair pair, MakePair(Tcp(), kBothCuda, 1 << 20));
   const auto* hooks = FindHooks();
   ASSERT_NE(hooks, nullptr);

@@ -11,6 +11,7 @@
 #include "src/core/protocol/metadata.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
+#include "tests/support/memory_view.h"
 #include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
@@ -173,7 +174,8 @@ TEST_P(AgentQuiet, TargetDeregistersUnderLoad) {
       EXPECT_NE(transfer.Wait(kAmple).code(), absl::StatusCode::kDeadlineExceeded);
     }
     EXPECT_OK(pair_.b.agent->Quiesce({}, kAmple));
-    for (const std::byte byte : memory.bytes()) ASSERT_EQ(byte, kPoison);
+    const ReadView view(memory.bytes());
+    for (const std::byte byte : view.bytes()) ASSERT_EQ(byte, kPoison);
   }
   ASSERT_OK_AND_ASSIGN(const Transfer good, Post(shape, Telling("good")));
   EXPECT_OK(good.Wait(kAmple));

@@ -17,6 +17,7 @@
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/needs_stand_in.h"
 #include "tests/support/scale.h"
 
 namespace kvxfer::testing {
@@ -192,6 +193,7 @@ TEST_P(LibfabricFake, GpuMemoryIsAskedForWhereCudaIsInUse) {
   const Fake able("efa,api_minor=18,hmem=1");
   ASSERT_OK_AND_ASSIGN(auto early, Party::Make(Over("efa"), "early"));
   EXPECT_EQ(cuda::Driver::IfInUse(), nullptr);
+  KVXFER_NEEDS_STAND_IN();  // which the fake finds; and from here on CUDA is in use
   ASSERT_OK_AND_ASSIGN(const TestMemory memory, TestMemory::Allocate(MemoryType::kCuda, 65536));
   EXPECT_TRUE(Fails(RegisterAs(*early, memory.span()), absl::StatusCode::kFailedPrecondition,
                     {"efa:rdmap0s0-rdm", "did not use CUDA when the agent was made"}));
@@ -204,6 +206,7 @@ class LibfabricGpu : public LibfabricFake {
  protected:
   void SetUp() override {
     if (GetParam().memory != MemoryType::kCuda) GTEST_SKIP() << "KVXFER_FABRIC_MEMORY is not cuda";
+    KVXFER_NEEDS_STAND_IN();
     hooks_ = cuda_driver::FindHooks();
     ASSERT_NE(hooks_, nullptr);
   }

@@ -27,7 +27,7 @@ void BackendConformance::StartToRefuse() {
   Pattern(1).Fill(local_->bytes());
   // What is allowed of an op may be moved, where each run is checked when its turn comes. It is the
   // first byte, which is 0 on both sides.
-  local_->bytes()[0] = std::byte{0};
+  FillWith(local_->bytes().first(1), std::byte{0});
   local_digest_ = Digest(local_->bytes());
 }
 

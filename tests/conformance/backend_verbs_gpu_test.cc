@@ -18,6 +18,7 @@
 #include "tests/conformance/verbs_device.h"
 #include "tests/support/cuda_driver/hooks.h"
 #include "tests/support/gpu_pieces.h"
+#include "tests/support/needs_stand_in.h"
 #include "tests/support/test_folder.h"
 
 namespace kvxfer::testing {
@@ -51,11 +52,9 @@ struct GpuRegion {
 class VerbsGpu : public VerbsDevice {
  protected:
   void SetUp() override {
-    const auto driver = cuda::Driver::Get();
+    KVXFER_NEEDS_STAND_IN();
+    ASSERT_OK(cuda::Driver::Get());
     hooks_ = cuda_driver::FindHooks();
-    if (!driver.ok() || hooks_ == nullptr) {
-      GTEST_SKIP() << "needs the stand-in CUDA driver: " << driver.status();
-    }
     std::filesystem::create_directories(folder_ + "/sys/module");
   }
   void TearDown() override {

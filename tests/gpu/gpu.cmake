@@ -16,7 +16,10 @@ endif()
 
 # Transfers use no stream that an application's work would wait for.
 kvxfer_entry(gpu.standin ${KVXFER_TEST_TIMEOUT} gpu
-  "KVXFER_STANDIN_NO_DEFAULT_STREAM=1" $<TARGET_FILE:kvxfer_gpu_tests>)
+  "KVXFER_STANDIN_NO_DEFAULT_STREAM=1" $<TARGET_FILE:kvxfer_gpu_tests> --gtest_filter=-*OneQueue*)
+kvxfer_entry(gpu.standin_one_queue ${KVXFER_TEST_TIMEOUT} gpu
+  "KVXFER_STANDIN_NO_DEFAULT_STREAM=1;CUDA_DEVICE_MAX_CONNECTIONS=1"
+  $<TARGET_FILE:kvxfer_gpu_tests> --gtest_filter=*OneQueue*)
 if(KVXFER_SANITIZE)
   return()
 endif()
@@ -35,6 +38,15 @@ string(SUBSTRING ${no_kernel} 1 -1 no_kernel)
 kvxfer_entry(gpu.standin_no_kernel ${KVXFER_TEST_TIMEOUT} gpu
   "KVXFER_STANDIN_NO_DEFAULT_STREAM=1;KVXFER_STANDIN_FAIL=${no_kernel}"
   $<TARGET_FILE:kvxfer_gpu_tests> --gtest_filter=*GpuBlocks*)
+
+# The suites as they are over a real driver: GPU memory has no alias, so that tests copy it to look at
+# it, and cases that ask for a hook of the stand-in are skipped. With few repetitions: the entries of the
+# suites have all of them.
+foreach(suite conformance fault)
+  kvxfer_entry(gpu.no_hooks.${suite} ${KVXFER_TEST_TIMEOUT} gpu
+    "KVXFER_STANDIN_NO_DEFAULT_STREAM=1;KVXFER_TEST_NO_HOOKS=1;KVXFER_TEST_QUICK=1"
+    $<TARGET_FILE:kvxfer_${suite}_tests> "--gtest_filter=*/CudaIpc-*Soak*")
+endforeach()
 
 # Builds with and without nvcc.
 add_test(NAME gpu.toolkit COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/toolkit

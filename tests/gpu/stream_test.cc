@@ -104,6 +104,23 @@ TEST_P(GpuStreamOrder, AKernelRightBeforeATransferIsWaitedFor) {
   }
 }
 
+// Run with CUDA_DEVICE_MAX_CONNECTIONS=1: a stream that waited would hold up the copies.
+class GpuOneQueue : public GpuStreamOrder {};
+INSTANTIATE_TEST_SUITE_P(, GpuOneQueue, ::testing::Values(kCudaIpc, kTcpStaged), WayName);
+
+TEST_P(GpuOneQueue, NoStreamWaitsForATransfer) {
+  const OwnStream stream;
+  std::atomic<uint32_t> ready{0};
+  TransferOptions options = Patient();
+  options.ready = &ready;
+  const auto transfer = ReadTo(here_->at(), options);
+  ASSERT_OK(transfer);
+  EXPECT_TRUE(Fails(transfer->StreamWait(Name(stream)), absl::StatusCode::kFailedPrecondition,
+                    {"CUDA_DEVICE_MAX_CONNECTIONS=1"}));
+  ready = 1;
+  EXPECT_OK(transfer->Wait(kAmple));
+}
+
 // Written there, read back to another place, looked at, and the next: all is put into one stream
 // before any of it begins.
 TEST_P(GpuStreamOrder, KernelsAndTransfersTakeTurns) {

@@ -5,6 +5,8 @@
 #include <random>
 #include <sstream>
 
+#include "tests/support/memory_view.h"
+
 namespace kvxfer::testing {
 namespace {
 
@@ -95,10 +97,12 @@ absl::StatusOr<Transfer> BlockSet::Read(Agent& agent, std::string_view peer,
   std::vector<uint32_t> source_of(shape.places(), UINT32_MAX);
   for (uint32_t i = 0; i < shape.ids; ++i) source_of[mine[i]] = theirs[i];
 
+  const ReadView view(memory);  // once, not for each block
+  const std::span<const std::byte> bytes = view.bytes();
   const Pattern pattern(pattern_seed);
   uint64_t at = 0;
   const auto zero_until = [&](uint64_t end) {
-    const size_t wrong = FirstNonZero(memory.subspan(at, end - at));
+    const size_t wrong = FirstNonZero(bytes.subspan(at, end - at));
     if (wrong == kNoMismatch) return ::testing::AssertionSuccess();
     return ::testing::AssertionFailure()
            << "byte " << at + wrong << " outside of every block was written (" << shape.ToString()
@@ -110,7 +114,7 @@ absl::StatusOr<Transfer> BlockSet::Read(Agent& agent, std::string_view peer,
       const uint64_t begin = LayerOffset(shape, layer) + place * shape.stride();
       if (auto result = zero_until(begin); !result) return result;
       const uint64_t source = LayerOffset(shape, layer) + source_of[place] * shape.stride();
-      const size_t wrong = pattern.Mismatch(memory.subspan(begin, shape.block_bytes), source);
+      const size_t wrong = pattern.Mismatch(bytes.subspan(begin, shape.block_bytes), source);
       if (wrong != kNoMismatch) {
         return ::testing::AssertionFailure()
                << "layer " << layer << " place " << place << " is wrong from byte " << wrong
@@ -119,7 +123,7 @@ absl::StatusOr<Transfer> BlockSet::Read(Agent& agent, std::string_view peer,
       at = begin + shape.block_bytes;
     }
   }
-  return zero_until(memory.size());
+  return zero_until(bytes.size());
 }
 
 }  // namespace kvxfer::testing

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/memory_view.h"
+#include "tests/support/pattern.h"
 
 namespace kvxfer::testing {
 namespace {
@@ -16,6 +18,23 @@ constexpr size_t kAlign = 4096;
 __attribute__((no_sanitize("thread"))) void Store(volatile std::byte* to, const uint8_t* from,
                                                   size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) to[i] = std::byte{from[i]};
+}
+
+// Writes runs of bytes that are not there yet, and no other byte.
+void AddMissing(std::span<std::byte> to, std::span<const uint8_t> from) {
+  const ReadView there(to);
+  const auto has = [&](size_t at) { return there.bytes()[at] == std::byte{from[at]}; };
+  for (size_t at = 0; at < to.size();) {
+    if (has(at)) {
+      ++at;
+      continue;
+    }
+    size_t end = at + 1;
+    while (end < to.size() && !has(end)) ++end;
+    WriteView view(to.subspan(at, end - at));
+    std::memcpy(view.bytes().data(), from.data() + at, end - at);
+    at = end;
+  }
 }
 
 size_t Rounded(size_t bytes) { return (bytes / kAlign + 1) * kAlign; }
@@ -38,17 +57,18 @@ absl::StatusOr<std::unique_ptr<KvNode>> KvNode::Create(const Flavour& flavour,
   auto made = Node::Create(options, flavour.memory, bytes);
   if (!made.ok()) return made.status();
   node->node_ = *std::move(made);
-  std::memset(node->node_.memory.data(), kUntouched, bytes);
+  FillWith(node->node_.memory.bytes(), std::byte{kUntouched});
+  std::vector<uint64_t> addresses;
   uint64_t at = node->node_.memory.address();
   for (const auto& layer : node->cache_.memory) {
     for (const auto& tensor : layer) {
-      node->addresses_.push_back(at);
+      addresses.push_back(at);
       at += Rounded(tensor.size());
     }
   }
   auto layout = KvLayout::FromTensors(model, shard, node->cache_.tensors);
   if (!layout.ok()) return layout.status();
-  auto status = node->agent().RegisterKvCache(CacheName("kv"), *layout, node->addresses_);
+  auto status = node->agent().RegisterKvCache(CacheName("kv"), *layout, addresses);
   if (!status.ok()) return status;
   return node;
 }
@@ -81,10 +101,14 @@ void KvNode::Expect(const KvPlace& place, uint8_t salt, uint32_t first_layer, ui
   }
 }
 
-std::vector<std::byte*> KvNode::Tensors() {
-  std::vector<std::byte*> tensors;
-  for (const uint64_t address : addresses_) {
-    tensors.push_back(node_.memory.data() + (address - node_.memory.address()));
+std::vector<std::span<std::byte>> KvNode::Tensors() {
+  std::vector<std::span<std::byte>> tensors;
+  size_t at = 0;
+  for (const auto& layer : cache_.memory) {
+    for (const auto& tensor : layer) {
+      tensors.push_back(node_.memory.bytes().subspan(at, Rounded(tensor.size())));
+      at += tensors.back().size();
+    }
   }
   return tensors;
 }
@@ -94,7 +118,10 @@ void KvNode::Fill(const KvPlace& place, uint8_t salt) {
   const auto tensors = Tensors();
   size_t i = 0;
   for (const auto& layer : cache_.memory) {
-    for (const auto& tensor : layer) std::memcpy(tensors[i++], tensor.data(), tensor.size());
+    for (const auto& tensor : layer) {
+      WriteView view(tensors[i++].first(tensor.size()));
+      std::memcpy(view.bytes().data(), tensor.data(), tensor.size());
+    }
   }
 }
 
@@ -103,12 +130,7 @@ void KvNode::Add(const KvPlace& place, uint8_t salt) {
   const auto tensors = Tensors();
   size_t i = 0;
   for (const auto& layer : cache_.memory) {
-    for (const auto& tensor : layer) {
-      std::byte* const bytes = tensors[i++];
-      for (size_t at = 0; at < tensor.size(); ++at) {
-        if (bytes[at] != std::byte{tensor[at]}) bytes[at] = std::byte{tensor[at]};
-      }
-    }
+    for (const auto& tensor : layer) AddMissing(tensors[i++].first(tensor.size()), tensor);
   }
 }
 
@@ -117,7 +139,10 @@ void KvNode::Overwrite(const KvPlace& place, uint8_t salt) {
   const auto tensors = Tensors();
   size_t i = 0;
   for (const auto& layer : cache_.memory) {
-    for (const auto& tensor : layer) Store(tensors[i++], tensor.data(), tensor.size());
+    for (const auto& tensor : layer) {
+      WriteView view(tensors[i++].first(tensor.size()));
+      Store(view.bytes().data(), tensor.data(), tensor.size());
+    }
   }
 }
 
@@ -129,10 +154,10 @@ bool KvNode::Holds(const KvPlace& place, uint8_t salt, uint32_t first_layer, uin
   size_t i = 0;
   for (const auto& layer : cache_.memory) {
     for (const auto& tensor : layer) {
-      holds &= std::memcmp(tensors[i], tensor.data(), tensor.size()) == 0;
-      const std::byte* const gap = tensors[i++] + tensor.size();
-      holds &= std::all_of(gap, gap + (Rounded(tensor.size()) - tensor.size()),
-                           [](std::byte byte) { return byte == std::byte{kUntouched}; });
+      const ReadView view(tensors[i++]);
+      holds &= std::memcmp(view.bytes().data(), tensor.data(), tensor.size()) == 0;
+      holds &= std::ranges::all_of(view.bytes().subspan(tensor.size()),
+                                   [](std::byte byte) { return byte == std::byte{kUntouched}; });
     }
   }
   return holds;

@@ -66,11 +66,11 @@ class KvNode {
  private:
   KvNode() = default;
   void Expect(const KvPlace& place, uint8_t salt, uint32_t first_layer, uint32_t end_layer);
-  std::vector<std::byte*> Tensors();
+  // Each with the bytes up to the next one.
+  std::vector<std::span<std::byte>> Tensors();
 
   KvShape shape_;
   Cache cache_;  // as it should be
-  std::vector<uint64_t> addresses_;
   Node node_;
 };
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "tests/support/memory_view.h"
+
 namespace kvxfer::testing {
 namespace {
 
@@ -29,7 +31,9 @@ std::byte Pattern::Byte(uint64_t offset) const {
   return static_cast<std::byte>(Word(offset / 8) >> (offset % 8 * 8));
 }
 
-void Pattern::Fill(std::span<std::byte> out, uint64_t offset) const {
+void Pattern::Fill(std::span<std::byte> memory, uint64_t offset) const {
+  WriteView view(memory);
+  const std::span<std::byte> out = view.bytes();
   size_t k = 0;
   for (; k < out.size() && (offset + k) % 8 != 0; ++k) out[k] = Byte(offset + k);
   for (; k + 8 <= out.size(); k += 8) {
@@ -39,7 +43,9 @@ void Pattern::Fill(std::span<std::byte> out, uint64_t offset) const {
   for (; k < out.size(); ++k) out[k] = Byte(offset + k);
 }
 
-size_t Pattern::Mismatch(std::span<const std::byte> in, uint64_t offset) const {
+size_t Pattern::Mismatch(std::span<const std::byte> memory, uint64_t offset) const {
+  const ReadView view(memory);
+  const std::span<const std::byte> in = view.bytes();
   size_t k = 0;
   for (; k < in.size() && (offset + k) % 8 != 0; ++k) {
     if (in[k] != Byte(offset + k)) return k;
@@ -55,11 +61,14 @@ size_t Pattern::Mismatch(std::span<const std::byte> in, uint64_t offset) const {
   return kNoMismatch;
 }
 
-void FillWith(std::span<std::byte> out, std::byte value) {
-  std::memset(out.data(), static_cast<int>(value), out.size());
+void FillWith(std::span<std::byte> memory, std::byte value) {
+  WriteView view(memory);
+  std::memset(view.bytes().data(), static_cast<int>(value), memory.size());
 }
 
-size_t FirstNonZero(std::span<const std::byte> in) {
+size_t FirstNonZero(std::span<const std::byte> memory) {
+  const ReadView view(memory);
+  const std::span<const std::byte> in = view.bytes();
   // Each byte equals its neighbour and the first is zero: memcmp does it at full speed.
   if (in.empty()) return kNoMismatch;
   if (in[0] == std::byte{0} && std::memcmp(in.data(), in.data() + 1, in.size() - 1) == 0) {
@@ -71,9 +80,15 @@ size_t FirstNonZero(std::span<const std::byte> in) {
   return kNoMismatch;
 }
 
-uint64_t Digest(std::span<const std::byte> in) {
-  std::vector<std::byte> copy(in.size());
-  CopyUnseen(in.data(), in.size(), copy.data());
+bool Contains(std::span<const std::byte> memory, std::byte value) {
+  const ReadView view(memory);
+  return std::memchr(view.bytes().data(), static_cast<int>(value), memory.size()) != nullptr;
+}
+
+uint64_t Digest(std::span<const std::byte> memory) {
+  const ReadView view(memory);
+  std::vector<std::byte> copy(memory.size());
+  CopyUnseen(view.bytes().data(), memory.size(), copy.data());
   return XXH3_64bits(copy.data(), copy.size());
 }
 

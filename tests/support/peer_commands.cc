@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -80,9 +79,9 @@ class CommandServer {
       return Fields{};
     }
     if (command == "no_poison") {
-      const auto bytes = node_.memory.bytes();
-      const void* found = std::memchr(bytes.data(), static_cast<int>(kPoison), bytes.size());
-      if (found != nullptr) return absl::DataLossError("the poison has landed");
+      if (Contains(node_.memory.bytes(), kPoison)) {
+        return absl::DataLossError("the poison has landed");
+      }
       return Fields{};
     }
     if (command == "zero") {

@@ -2,10 +2,26 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <string_view>
 
 #include "src/cuda/present.h"
 #include "tests/support/child_process.h"
+#include "tests/support/flavour.h"
+#include "tests/support/needs_stand_in.h"
 #include "tests/support/scale.h"
+
+namespace {
+
+// What runs over the devices in memory with GPU memory, in all suites: they move the stand-in's.
+class SkipVerbsCuda : public ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo& test) override {
+    const std::string_view over = test.value_param() == nullptr ? "" : test.value_param();
+    if (over.find(kvxfer::testing::VerbsCudaFlavour().name) == std::string_view::npos) return;
+    KVXFER_NEEDS_STAND_IN();
+  }
+};
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (const auto status = kvxfer::testing::RunIfChild(argc, argv)) return *status;
@@ -20,5 +36,6 @@ int main(int argc, char** argv) {
         "LD_LIBRARY_PATH=%s\n",
         KVXFER_STANDIN_CUDA_DIR);
   }
+  ::testing::UnitTest::GetInstance()->listeners().Append(new SkipVerbsCuda);
   return RUN_ALL_TESTS();
 }

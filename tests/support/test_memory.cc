@@ -3,11 +3,11 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "src/core/base/strings.h"
 #include "src/cuda/driver.h"
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/memory_view.h"
 #include "tests/support/pattern.h"
 
 namespace kvxfer::testing {
@@ -51,17 +51,17 @@ absl::Status TestMemory::AllocateCuda(size_t all) {
   const cuda::api::Calls& calls = (*driver)->calls();
   const cuda_driver::Hooks* const hooks = cuda_driver::FindHooks();
   cuda::api::CUdeviceptr at = 0;
-  const absl::Status status =
-      hooks != nullptr
-          ? (*driver)->Error(calls.cuMemAlloc_v2(&at, all), "cuMemAlloc")
-          : (*driver)->Error(calls.cuMemAllocManaged(&at, all, cuda::api::CU_MEM_ATTACH_GLOBAL),
-                             "cuMemAllocManaged");
+  absl::Status status = (*driver)->Error(calls.cuMemAlloc_v2(&at, all), "cuMemAlloc");
   if (!status.ok()) return status;
   allocation_ = at;
   device_ = at + kGuard;
-  std::byte* const seen =
-      hooks != nullptr ? hooks->kvxfer_standin_alias(at, all) : reinterpret_cast<std::byte*>(at);
-  std::memset(seen, 0, all);
+  std::byte* seen = reinterpret_cast<std::byte*>(at);
+  if (hooks != nullptr) {
+    seen = hooks->kvxfer_standin_alias(at, all);
+  } else {
+    AddCopiedMemory(at, all);
+  }
+  FillWith({seen, all}, std::byte{0});
   data_ = seen + kGuard;
   return absl::OkStatus();
 }
@@ -80,6 +80,7 @@ TestMemory& TestMemory::operator=(TestMemory&& other) noexcept {
 TestMemory::~TestMemory() {
   if (anonymous_ != nullptr) munmap(anonymous_, anonymous_bytes_);
   if (allocation_ == 0) return;
+  ForgetCopiedMemory(allocation_);
   const cuda::Driver* const driver = cuda::Driver::Get().value();
   const cuda::ContextScope scope(*driver, 0);
   driver->calls().cuMemFree_v2(allocation_);
@@ -102,6 +103,6 @@ bool TestMemory::GuardsIntact() const {
          FirstNonZero({data_ + bytes_, kGuard}) == kNoMismatch;
 }
 
-void TestMemory::Clear() { std::memset(data_, 0, bytes_); }
+void TestMemory::Clear() { FillWith(bytes(), std::byte{0}); }
 
 }  // namespace kvxfer::testing

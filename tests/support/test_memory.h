@@ -13,8 +13,8 @@ namespace kvxfer::testing {
 enum class MemoryType : uint8_t {
   kMapped,    // from HostBuffer: peers on the same host may map it
   kAttached,  // anonymous: peers on the same host reach it by cross-memory attach
-  // Of GPU 0. By the stand-in driver device memory, of which bytes() are the CPU's alias; by a real
-  // one managed memory, which CPUs can touch.
+  // Of GPU 0, from cuMemAlloc. By the stand-in driver bytes() are the CPU's alias of it. By a real
+  // one they are where the GPU has it, which no CPU may touch: see memory_view.h.
   kCuda,
 };
 
@@ -29,7 +29,7 @@ class TestMemory {
   TestMemory& operator=(const TestMemory&) = delete;
   ~TestMemory();
 
-  // Where the CPU sees it.
+  // Where a test sees it, by the views and what uses them: Pattern, FillWith, Digest, ...
   std::byte* data() const { return data_; }
   size_t size() const { return bytes_; }
   // Where peers, and this agent's backends, do.

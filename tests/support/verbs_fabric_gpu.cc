@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "tests/support/cuda_driver/hooks.h"
+#include "tests/support/memory_view.h"
 #include "tests/support/verbs_fabric.h"
 
 namespace kvxfer::testing {
@@ -27,7 +28,9 @@ const Hooks* Look() {
 
 int FindGpuMemory(uint64_t address, uint64_t bytes, uint64_t* gpu_at) {
   const Hooks* const hooks = Look();
-  if (hooks == nullptr || hooks->kvxfer_standin_alias(address, 1) == nullptr) return 0;
+  // That of a real driver these devices do not reach, as NICs without GPUDirect do not.
+  if (hooks == nullptr) return IsCopiedMemory(address) ? EFAULT : 0;
+  if (hooks->kvxfer_standin_alias(address, 1) == nullptr) return 0;
   *gpu_at = address;
   return hooks->kvxfer_standin_nic_may(address, bytes);
 }
