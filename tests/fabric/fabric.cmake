@@ -95,12 +95,10 @@ kvxfer_fake_libfabric_entry(efa_cuda conformance efa ${limit}
   "efa,api_minor=18,hmem=1,behind=0.1" "KVXFER_FABRIC_MEMORY=cuda")
 kvxfer_fake_libfabric_entry(bare conformance bare ${limit} "${plain}" "bare")
 kvxfer_fake_libfabric_entry(ordered conformance ordered ${limit} "${plain}" "ordered")
-set_tests_properties(libfabric.efa_direct libfabric.bare libfabric.ordered PROPERTIES
-  LABELS "libfabric;more")
+set_tests_properties(libfabric.efa_direct libfabric.bare libfabric.ordered PROPERTIES LABELS nightly)
 if(KVXFER_SANITIZE MATCHES "address")
   # In CI the build without a sanitizer runs them, over the same stand-in.
-  set_tests_properties(libfabric.efa_agents libfabric.efa_direct libfabric.bare libfabric.ordered
-    PROPERTIES LABELS nightly)
+  set_tests_properties(libfabric.efa_agents PROPERTIES LABELS nightly)
 endif()
 # A sanitizer sees what the real library does and not what it means by it.
 if(NOT KVXFER_SANITIZE)
