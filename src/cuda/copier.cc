@@ -71,9 +71,10 @@ class GpuCopier final : public Copier {
   bool broken() const override { return !broken_.ok(); }
   std::string Describe() const override {
     if (kernel_ == nullptr) {
-      return absl::StrCat("driver copies, a call each (", why_no_kernel_, "), 2 streams");
+      return absl::StrCat("driver copies, a call each (", why_no_kernel_, "), ", kStreams,
+                          " streams");
     }
-    if (most_sms_ == 0) return "copy kernel, 2 streams";
+    if (most_sms_ == 0) return absl::StrCat("copy kernel, ", kStreams, " streams");
     return absl::StrCat("copy kernel on ", most_sms_, most_sms_ == 1 ? " SM" : " SMs",
                         ", 1 stream");
   }

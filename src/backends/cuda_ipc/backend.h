@@ -100,7 +100,7 @@ class CudaIpcBackend final : public Backend,
   net::EndpointHub hub_;
   LifelineListener lifeline_listener_{this};  // destroyed before the hub
   OpenedTable opened_;
-  mutable CopyQueue copies_;
+  CopyQueue copies_;
   mutable std::mutex mu_;                                       // guards the next three
   std::unordered_map<uint64_t, CudaIpcRegistration*> regions_;  // by number
   uint64_t last_region_ = 0;

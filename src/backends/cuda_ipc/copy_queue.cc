@@ -27,7 +27,7 @@ CopyQueue::Lane* CopyQueue::Find(int device) const {
   return it == lanes_.end() ? nullptr : it->second.get();
 }
 
-const std::vector<std::pair<int, CopyQueue::Lane*>>& CopyQueue::Lanes() {
+const std::vector<std::pair<int, CopyQueue::Lane*>>& CopyQueue::Lanes() const {
   const std::lock_guard lock(mu_);
   if (known_.size() != lanes_.size()) {
     known_.clear();
@@ -321,13 +321,13 @@ bool CopyQueue::Poll() {
   return any;
 }
 
-std::optional<Time> CopyQueue::NextPoll() {
+std::optional<Time> CopyQueue::NextPoll() const {
   std::optional<Time> next;
   for (const auto& [device, lane] : Lanes()) {
     // Ops that wait begin with the end of others; if none runs, at once.
     const bool now = lane->running.empty() && !lane->waiting.empty();
     const std::optional<Time> at = now ? Time{} : lane->copier->NextPoll();
-    if (at && (!next || *at < *next)) next = at;
+    next = Earlier(next, at);
   }
   return next;
 }

@@ -87,7 +87,7 @@ class CopyQueue {
   bool Poll();
   // When to Poll next, although nothing else happens (Copier::NextPoll); nothing: nothing is under
   // way.
-  std::optional<Time> NextPoll();
+  std::optional<Time> NextPoll() const;
   // The context of a device is broken: what had begun there has ended, and some of it may still
   // move bytes.
   bool broken();
@@ -122,7 +122,7 @@ class CopyQueue {
   };
 
   Lane* Find(int device) const;
-  const std::vector<std::pair<int, Lane*>>& Lanes();
+  const std::vector<std::pair<int, Lane*>>& Lanes() const;
   bool StartBatch(int device, Lane& lane);
   void BeginBatch();
   absl::Status AddOp(int device, const Lane& lane, const Posted& posted, Batch& batch);
@@ -140,7 +140,7 @@ class CopyQueue {
   const uint32_t copy_sms_;
   mutable std::mutex mu_;                       // guards lanes_, but not what its lanes contain
   std::map<int, std::unique_ptr<Lane>> lanes_;  // a lane is destroyed only with the queue
-  std::vector<std::pair<int, Lane*>> known_;    // lanes_, for the driver's thread
+  mutable std::vector<std::pair<int, Lane*>> known_;  // lanes_, for the driver's thread
   Ops ops_;
   uint64_t batches_ = 0;
   // What is in the batch that is being made.

@@ -103,7 +103,7 @@ class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
   bool ended_ = false;    // EndData has been called
   size_t ops_ = 0;        // ops that are not over
   uint64_t bytes_ = 0;    // their bytes
-  // Of the op that was checked last: the devices of its local memory, and its last two sides.
+  // What CheckOp found last: the devices of the op's local memory, and its last two sides.
   std::vector<int> op_devices_;
   const CudaIpcRegistration* last_local_ = nullptr;
   const CudaIpcRemoteKey* last_key_ = nullptr;
