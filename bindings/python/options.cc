@@ -98,13 +98,13 @@ bool Set(Struct& options, const Field<Struct> (&fields)[n], const std::string& n
 }
 
 // A value of a backend's option, as its text.
-std::string TextOf(const std::string& name, py::handle value) {
+std::string OptionText(const std::string& name, py::handle value) {
   if (py::isinstance<py::str>(value)) return value.cast<std::string>();
   if (py::isinstance<py::bool_>(value)) return value.cast<bool>() ? "1" : "0";
   if (py::isinstance<py::int_>(value) || py::isinstance<py::float_>(value)) return py::str(value);
   if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
     std::vector<std::string> items;
-    for (const py::handle item : value) items.push_back(TextOf(name, item));
+    for (const py::handle item : value) items.push_back(OptionText(name, item));
     return absl::StrJoin(items, ",");
   }
   throw py::type_error(absl::StrCat("option ", name, " is ", std::string(py::repr(value)),
@@ -123,7 +123,7 @@ void SetSections(AgentOptions& options, py::handle sections) {
     BackendOptions& out = options.backend[name];
     for (const auto& [key, value] : DictOf(absl::StrCat("backend.", name), section)) {
       const auto option = std::string(py::str(key));
-      out[option] = TextOf(absl::StrCat("backend.", name, ".", option), value);
+      out[option] = OptionText(absl::StrCat("backend.", name, ".", option), value);
     }
   }
 }
