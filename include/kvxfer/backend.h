@@ -104,11 +104,27 @@ class Registration {
   std::string key{};
 };
 
+// A peer's region that is mapped into this process, to read and to write.
+struct MappedRegion {
+  std::byte* data = nullptr;              // its first byte here; null: it is not mapped
+  std::shared_ptr<const void> mapping{};  // `data` is valid while this exists
+};
+
 // A peer's region, usable on one endpoint. The agent destroys it before the endpoint, and only when
 // no op names it.
 class RemoteKey {
  public:
   virtual ~RemoteKey() = default;
+  // The region, if it is mapped into this process. Who copies through the mapping, other than the
+  // backend, takes Endpoint::HoldOpen for as long as that lasts.
+  virtual MappedRegion Mapped() const { return {}; }
+};
+
+// Held while the agent lets a GPU copy through a mapping of a region (RemoteKey::Mapped).
+struct CopyHold {
+  // Set: it is not certain that the copies have ended (the GPU's context is broken), and no wait
+  // would tell. They do end with this process.
+  bool doubt = false;
 };
 
 enum class OpKind : uint8_t { kWrite, kRead };
@@ -278,6 +294,11 @@ class Endpoint {
   // were accepted before still go out if the peer takes them, for a bounded time: the agent sends
   // its refusal and shuts down at once.
   virtual void Shutdown(absl::Status why) = 0;
+
+  // Connecting side: while the result exists, copies that the backend does not know of may move
+  // bytes of the peer's regions, and so neither side's kDown comes. Null: the endpoint closes
+  // already, or does not offer this. It may outlive the endpoint.
+  virtual std::shared_ptr<CopyHold> HoldOpen() { return nullptr; }
 
   // Makes `region` usable on this endpoint. `key` is the peer's Registration::key for this backend.
   // Unavailable: not yet; the agent asks again. Any other error is final.

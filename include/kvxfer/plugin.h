@@ -33,7 +33,7 @@ namespace kvxfer {
 inline constexpr uint64_t kPluginMagic = 0x6b76786665722b31;
 // Increased with every change of BackendPlugin, PluginHost, kvxfer/backend.h or
 // kvxfer/block_range.h.
-inline constexpr uint32_t kPluginAbi = 6;
+inline constexpr uint32_t kPluginAbi = 7;
 inline constexpr char kPluginEntry[] = "kvxfer_backend_plugin";
 
 // What the program provides to a plugin: its log, with its level and its sink.

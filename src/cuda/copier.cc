@@ -110,6 +110,7 @@ class GpuCopier final : public Copier {
   absl::Status Launch(const CopyBatch& batch, const CopyShape& shape, CUstream stream, size_t& at,
                       bool& begun);
   absl::Status CopyByDriver(const CopyBatch& batch, CUstream stream, bool& begun);
+  absl::Status CopyPiece(const Piece& piece, CUstream stream, bool& begun);
   void AddPaged(const PagedCopy& copy, const PagedCopy* before, const CopyShape& shape, size_t& at);
   absl::Status LaunchParts(const CopyShape& shape, CUstream stream, bool& begun);
   bool PartsFull() const { return parts_ == kMaxParts || grids_ == kMaxGrids; }
@@ -329,13 +330,18 @@ absl::Status GpuCopier::CopyByDriver(const CopyBatch& batch, CUstream stream, bo
   pieces_.assign(batch.pieces.begin(), batch.pieces.end());
   for (const PagedCopy& copy : batch.paged) AddPieces(copy, pieces_);
   JoinPieces(pieces_, joined_);
-  for (const Piece& piece : joined_) {
-    const CUresult result =
-        driver_.calls().cuMemcpyAsync(piece.to, piece.from, piece.bytes, stream);
-    if (result != CUDA_SUCCESS) return driver_.Error(result, "cuMemcpyAsync");
-    begun = true;
+  absl::Status status;
+  for (size_t i = 0; status.ok() && i < joined_.size(); ++i) {
+    status = CopyPiece(joined_[i], stream, begun);
   }
-  return absl::OkStatus();
+  return status;
+}
+
+absl::Status GpuCopier::CopyPiece(const Piece& piece, CUstream stream, bool& begun) {
+  if (piece.bytes == 0) return absl::OkStatus();
+  const CUresult result = driver_.calls().cuMemcpyAsync(piece.to, piece.from, piece.bytes, stream);
+  begun |= result == CUDA_SUCCESS;
+  return driver_.Error(result, "cuMemcpyAsync");
 }
 
 // The word, else an event, else the stream itself is queried, which reports the end only after
@@ -376,7 +382,9 @@ absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
   size_t most = 0;
   std::optional<size_t> at;
   if (kernel_ != nullptr && sizes.bytes > 0) {
-    shape = ShapeOf(sizes.bytes, batch.reach, device_.multiprocessors, most_sms_);
+    const bool engine = batch.before.bytes > 0 || batch.after.bytes > 0;
+    shape = ShapeOf(sizes.bytes, engine ? Reach::kOwn : batch.reach, device_.multiprocessors,
+                    most_sms_);
     // An upper bound: the exact number is known once the units are written.
     most = MostUnits(batch.pieces.size(), sizes.bytes - sizes.paged_bytes, shape.unit_bytes) +
            sizes.id_units + kLaunches * UnitRing::kAlign;
@@ -393,11 +401,12 @@ absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
   const CUstream stream = streams_[started.stream];
   size_t end = at.value_or(0);
   bool begun = false;
-  absl::Status status;
-  if (sizes.bytes > 0) {
+  absl::Status status = CopyPiece(batch.before, stream, begun);
+  if (status.ok() && sizes.bytes > 0) {
     status = at.has_value() ? Launch(batch, shape, stream, end, begun)
                             : CopyByDriver(batch, stream, begun);
   }
+  if (status.ok()) status = CopyPiece(batch.after, stream, begun);
   // Nothing was begun, so the caller may take another path. Otherwise the batch must run until its
   // end.
   if (!status.ok() && !begun) return status;

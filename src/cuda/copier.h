@@ -66,6 +66,12 @@ enum class Reach : uint8_t { kOwn, kPeer, kHost };
 struct CopyBatch {
   std::span<const Piece> pieces{};
   std::span<const PagedCopy> paged{};
+  // Contiguous bytes that a copy engine of the GPU moves before everything else, or after it; no
+  // bytes: nothing. So a batch gathers on the GPU what then goes to the host, or brings from there
+  // what it scatters. The rest of the batch is then within the GPU's own memory, and counts alone
+  // as the batch's bytes; `reach` is that of these.
+  Piece before{};
+  Piece after{};
   // Decides how many of the GPU's multiprocessors the batch gets: few if it is not kOwn.
   Reach reach = Reach::kOwn;
 };

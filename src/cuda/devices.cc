@@ -88,6 +88,7 @@ absl::StatusOr<Device> Driver::Describe(int ordinal) const {
   out.stream_values = calls_.cuStreamWaitValue32_v2 != nullptr &&
                       calls_.cuStreamWriteValue32_v2 != nullptr &&
                       ask(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS) != 0;
+  if (const int mps = ask(CU_DEVICE_ATTRIBUTE_MPS_ENABLED, -1); mps >= 0) out.mps = mps != 0;
   out.writes_ordering = ask(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
   out.flush_options = ask(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
   return out;

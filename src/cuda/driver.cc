@@ -224,43 +224,69 @@ enum class Thread : uint8_t {
   kOwnRelaxed
 };  // kOwnRelaxed: its capture mode is set
 thread_local Thread thread_kind = Thread::kForeign;
+thread_local const ContextScope* innermost = nullptr;
 
 }  // namespace
 
 void ContextScope::OwnThread() { thread_kind = Thread::kOwn; }
 
 ContextScope::ContextScope(const Driver& driver, int ordinal, For what)
-    : driver_(driver), for_(what) {
+    : driver_(driver), for_(what), outer_(innermost) {
   const auto context = driver.Context(ordinal);
   status_ = context.status();
   if (!status_.ok()) return;
-  if (thread_kind != Thread::kForeign) {
-    status_ = MakeCurrent(*context);
-    if (status_.ok() && std::exchange(thread_kind, Thread::kOwnRelaxed) == Thread::kOwn) {
-      ExchangeCaptureMode();
-    }
-    return;
-  }
-  status_ = driver.Error(driver.calls().cuCtxPushCurrent_v2(*context), "cuCtxPushCurrent");
-  if (status_.ok() && for_ == For::kAnything) ExchangeCaptureMode();
+  context_ = *context;
+  const bool served = outer_ != nullptr && outer_->context_ == context_ &&
+                      (outer_->for_ == For::kAnything || for_ == For::kQueueing);
+  if (!served) Enter();
 }
 
 ContextScope::~ContextScope() {
-  if (!status_.ok() || thread_kind != Thread::kForeign) return;
+  if (entered_ != Entered::kServed) Leave();
+}
+
+void ContextScope::Enter() {
+  Entered entered = Entered::kOwn;
+  if (thread_kind != Thread::kForeign) {
+    status_ = MakeCurrent();
+    if (status_.ok() && std::exchange(thread_kind, Thread::kOwnRelaxed) == Thread::kOwn) {
+      ExchangeCaptureMode();
+    }
+  } else {
+    CUcontext now = nullptr;
+    const bool current = driver_.calls().cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context_;
+    entered = current ? Entered::kWasCurrent : Entered::kPushed;
+    if (!current) {
+      status_ = driver_.Error(driver_.calls().cuCtxPushCurrent_v2(context_), "cuCtxPushCurrent");
+    }
+    if (status_.ok() && for_ == For::kAnything) ExchangeCaptureMode();
+  }
+  if (!status_.ok()) return;
+  entered_ = entered;
+  innermost = this;
+}
+
+void ContextScope::Leave() {
+  innermost = outer_;
+  if (entered_ == Entered::kOwn) {
+    // What lies around it was entered with another context.
+    if (outer_ != nullptr) outer_->MakeCurrent().IgnoreError();
+    return;
+  }
   // The mode belongs to the thread, so it is exchanged back before the previous context is
   // restored.
   if (for_ == For::kAnything) ExchangeCaptureMode();
   CUcontext own = nullptr;
-  driver_.calls().cuCtxPopCurrent_v2(&own);
+  if (entered_ == Entered::kPushed) driver_.calls().cuCtxPopCurrent_v2(&own);
 }
 
 // A callback of the application may have made another one current.
-absl::Status ContextScope::MakeCurrent(CUcontext context) const {
+absl::Status ContextScope::MakeCurrent() const {
   CUcontext now = nullptr;
   const CUresult got = driver_.calls().cuCtxGetCurrent(&now);
   if (got != CUDA_SUCCESS) return driver_.Error(got, "cuCtxGetCurrent");
-  if (now == context) return absl::OkStatus();
-  return driver_.Error(driver_.calls().cuCtxSetCurrent(context), "cuCtxSetCurrent");
+  if (now == context_) return absl::OkStatus();
+  return driver_.Error(driver_.calls().cuCtxSetCurrent(context_), "cuCtxSetCurrent");
 }
 
 void ContextScope::ExchangeCaptureMode() {

@@ -13,6 +13,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,9 @@ struct Device {
   bool gpu_direct = false;      // NICs can access its memory (GPUDirect RDMA)
   bool dmabuf = false;          // it can export memory as a dmabuf
   bool stream_values = false;   // CUDA streams can wait for a word of memory
+  // Contexts here share the GPU with those of other processes by MPS. Empty: an older
+  // driver, which does not say.
+  std::optional<bool> mps{};
   // How far completed writes of NICs are ordered before kernels without a flush
   // (CUGPUDirectRDMAWritesOrdering), and how a flush can be done (bits).
   int writes_ordering = 0;
@@ -95,9 +99,12 @@ class Driver {
 };
 
 // Makes a device's primary context current in this thread, and restores the previous one when it is
-// destroyed. If status() is an error nothing was changed.
+// destroyed. If status() is an error nothing was changed. If it is current already, as in a thread
+// that uses the runtime API, nothing needs to be: a scope costs one call instead of three.
 //
-// In a thread of kvxfer's own it leaves the context current, so that most scopes make one call.
+// In a thread of kvxfer's own it leaves the context current, so that most scopes make one call. A
+// scope within another one of the same device makes none, so a scope around several saves theirs;
+// no call back to the application may happen within it.
 //
 // Calls inside the scope do not disturb an application that is capturing a graph in any thread.
 // Without that, even a query of an event would invalidate the capture
@@ -117,12 +124,20 @@ class ContextScope {
   static void OwnThread();
 
  private:
-  absl::Status MakeCurrent(api::CUcontext context) const;
+  void Enter();
+  void Leave();
+  absl::Status MakeCurrent() const;
   void ExchangeCaptureMode();
 
   const Driver& driver_;
   const For for_;
+  api::CUcontext context_ = nullptr;
   absl::Status status_;
+  // The scope of this thread that this one lies in; null: none.
+  const ContextScope* const outer_;
+  // kServed: by `outer_`. Otherwise this one is the innermost.
+  enum class Entered : uint8_t { kServed, kOwn, kPushed, kWasCurrent };
+  Entered entered_ = Entered::kServed;
   // While the scope exists: the thread's previous mode. Otherwise: the mode to set.
   api::CUstreamCaptureMode capture_mode_ = api::CU_STREAM_CAPTURE_MODE_RELAXED;
 };

@@ -1,5 +1,6 @@
-// GPU memory of this process that copies touch, and the check before each batch that it still
-// exists: a kernel that touches freed memory breaks the context of the whole process.
+// GPU memory of this process that copies touch, and the check before they begin that it still
+// exists: a kernel that touches freed memory breaks the context of the whole process. Copies that
+// begin together, in one *round*, share the check.
 //
 // Thread-safety: none.
 
@@ -41,13 +42,13 @@ class WatchedSpan {
 
   const DeviceSpan& span() const { return span_; }
 
-  // Batch `batch` will touch [address, address + bytes), which lies within the span and is not
-  // empty. A part that this batch has touched before is not checked again. Batches are numbered
-  // from 1.
-  void Touch(uint64_t address, uint64_t bytes, uint64_t batch) {
+  // A copy of round `round` will touch [address, address + bytes), which lies within the span and
+  // is not empty. A part that was touched in this round before is not checked again. Rounds are
+  // numbered from 1.
+  void Touch(uint64_t address, uint64_t bytes, uint64_t round) {
     hint_ = PartAt(span_.parts, address, hint_);
     for (size_t i = hint_; i < span_.parts.size() && span_.parts[i].base < address + bytes; ++i) {
-      if (std::exchange(asked_[i], batch) == batch) continue;
+      if (std::exchange(asked_[i], round) == round) continue;
       touched_.parts.push_back(span_.parts[i]);
       indices_.push_back(i);
     }
@@ -62,7 +63,7 @@ class WatchedSpan {
     touched_.bytes = 0;
     for (const Allocation& part : touched_.parts) touched_.bytes += part.bytes;
     absl::Status alive = CheckAlive(driver, touched_);
-    // The check failed, so the same batch must check these parts again.
+    // The check failed, so the same round must check these parts again.
     if (!alive.ok()) {
       for (const size_t i : indices_) asked_[i] = 0;
     }
@@ -73,7 +74,7 @@ class WatchedSpan {
 
  private:
   const DeviceSpan span_;
-  std::vector<uint64_t> asked_;  // for each part: the batch that touched it last
+  std::vector<uint64_t> asked_;  // for each part: the round that touched it last
   DeviceSpan touched_;
   std::vector<size_t> indices_;  // for each part of touched_: its index in span_.parts
   size_t hint_ = 0;

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <csignal>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kvxfer/agent.h"
+#include "kvxfer/backend.h"
 #include "src/agent/staging/staging.h"
 #include "tests/support/agents.h"
 #include "tests/support/blocks.h"
@@ -225,6 +227,68 @@ TEST(AgentCudaStaging, MoreInitiatorsThanBuffers) {
   for (size_t i = 0; i < kInitiators; ++i) {
     EXPECT_TRUE(AllArrived(shape, Side::kRemote, i, target.memory.bytes().subspan(i * each, each)));
   }
+}
+
+// Once the peer's buffers are pinned here, which takes a moment, no CPU copies. Expect both ways to
+// move the right bytes, and the connection to end for all that.
+TEST(AgentCudaStaging, OverShmGpusCopyStraightToAndFromThePeersBuffers) {
+  const Shape shape{.block_bytes = 4096, .ids = 3000};
+  ASSERT_OK_AND_ASSIGN(Pair pair,
+                       MakePair(PlainFlavour("ShmMapped"), kBothCuda, shape.memory_bytes()));
+  const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());
+  const auto move = [&](OpKind kind) {
+    auto transfer = kind == OpKind::kWrite ? blocks.Write(*pair.a.agent, "b", Unhurried())
+                                           : blocks.Read(*pair.a.agent, "b", Unhurried());
+    if (!transfer.ok()) return transfer.status();
+    if (auto status = transfer->Wait(kAmple); !status.ok()) return status;
+    EXPECT_EQ(transfer->stats().path, "shm staged");
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    EXPECT_OK(move(OpKind::kWrite));
+    const auto explained = pair.a.agent->Explain("b");
+    return explained.ok() &&
+           explained->ToString().find("straight to and from the peer's") != std::string::npos;
+  }));
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    std::ranges::fill(pair.b.memory.bytes(), std::byte{0});
+    Pattern(seed).Fill(pair.a.memory.bytes());
+    ASSERT_OK(move(OpKind::kWrite));
+    EXPECT_TRUE(AllArrived(shape, Side::kRemote, seed, pair.b.memory.bytes()));
+    std::ranges::fill(pair.a.memory.bytes(), std::byte{0});
+    Pattern(seed + 10).Fill(pair.b.memory.bytes());
+    ASSERT_OK(move(OpKind::kRead));
+    EXPECT_TRUE(AllArrived(shape, Side::kLocal, seed + 10, pair.a.memory.bytes()));
+  }
+  EXPECT_TRUE(pair.a.memory.GuardsIntact());
+  EXPECT_TRUE(pair.b.memory.GuardsIntact());
+  pair.a.agent.reset();
+  EXPECT_OK(pair.b.agent->DeregisterMemory(pair.b.region, kAmple));
+}
+
+// Expect the target to wait for what the initiator's GPU still writes into its buffers.
+TEST(AgentCudaStaging, AnAgentThatEndsWaitsForWhatItsGpuCopiesToThePeer) {
+  KVXFER_NEEDS_STAND_IN();
+  const Shape shape{.block_bytes = 4096, .ids = 300};
+  ASSERT_OK_AND_ASSIGN(Pair pair,
+                       MakePair(PlainFlavour("ShmMapped"), kBothCuda, shape.memory_bytes()));
+  const auto* hooks = FindHooks();
+  ASSERT_NE(hooks, nullptr);
+  const BlockSet blocks(shape, pair.a.memory.address(), pair.b.memory.address());
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    const auto transfer = blocks.Write(*pair.a.agent, "b", Unhurried());
+    EXPECT_OK(transfer);
+    EXPECT_OK(transfer->Wait(kAmple));
+    return pair.a.agent->Explain("b")->ToString().find("straight to") != std::string::npos;
+  }));
+  hooks->kvxfer_standin_pause(1);
+  ASSERT_OK_AND_ASSIGN(const Transfer late, blocks.Write(*pair.a.agent, "b", Unhurried()));
+  std::thread end([&] { pair.a.agent.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  hooks->kvxfer_standin_pause(0);
+  end.join();
+  EXPECT_EQ(late.Poll(), TransferState::kCancelled);
+  EXPECT_OK(pair.b.agent->DeregisterMemory(pair.b.region, kAmple));
 }
 
 // Expect a transfer whose GPU copies fail to fail with the cause, and the next one to work.

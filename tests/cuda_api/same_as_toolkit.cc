@@ -111,6 +111,7 @@ struct Alike<A (*)(As...), B (*)(Bs...)> {
   X(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)                           \
   X(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED)                         \
   X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)                \
+  X(CU_DEVICE_ATTRIBUTE_MPS_ENABLED)                                 \
   X(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)                                \
   X(CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)                        \
   X(CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)                        \

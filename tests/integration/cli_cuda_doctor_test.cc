@@ -60,6 +60,13 @@ TEST(CudaDoctor, NamesGpusThatDoNotReachEachOther) {
   EXPECT_EQ(CheckOf(one, "gpu-peers")["severity"], "n/a");
 }
 
+TEST(CudaDoctor, SaysWhetherWorkersOfOneGpuTakeTurns) {
+  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=0"), "gpu-sharing"),
+              HasSubstr("no MPS on cuda:0 cuda:1"));
+  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=1"), "gpu-sharing"),
+              HasSubstr("MPS: the kernels"));
+}
+
 TEST(CudaDoctor, SaysWhyADriverCannotBeUsed) {
   const Result result =
       RunWith("KVXFER_STANDIN_INIT=CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", {"doctor", "--json"});

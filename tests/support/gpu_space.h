@@ -1,4 +1,5 @@
-// Memory of GPU 0 by the CUDA driver's own call, for who only counts what its transfers cost.
+// Memory of GPU 0 by the CUDA driver's own call, for who only counts what its transfers cost. The
+// GPU's context stays current in the calling thread, as after a call of the runtime API.
 //
 // Thread-safety: none.
 #ifndef KVXFER_TESTS_SUPPORT_GPU_SPACE_H_
@@ -20,10 +21,12 @@ class GpuSpace {
   static absl::StatusOr<std::unique_ptr<GpuSpace>> Allocate(size_t bytes) {
     const absl::StatusOr<const cuda::Driver*> driver = cuda::Driver::Get();
     if (!driver.ok()) return driver.status();
-    const cuda::ContextScope scope(**driver, 0);
-    if (!scope.status().ok()) return scope.status();
+    const auto context = (*driver)->Context(0);
+    if (!context.ok()) return context.status();
+    const cuda::api::Calls& calls = (*driver)->calls();
     cuda::api::CUdeviceptr given = 0;
-    const auto result = (*driver)->calls().cuMemAlloc_v2(&given, bytes);
+    auto result = calls.cuCtxSetCurrent(*context);
+    if (result == cuda::api::CUDA_SUCCESS) result = calls.cuMemAlloc_v2(&given, bytes);
     if (auto status = (*driver)->Error(result, "cuMemAlloc"); !status.ok()) return status;
     return std::unique_ptr<GpuSpace>(new GpuSpace(**driver, given, bytes));
   }

@@ -23,6 +23,7 @@
 #include "src/agent/engine/runtime.h"
 #include "src/agent/session/remote_regions.h"
 #include "src/agent/session/shared_session.h"
+#include "src/agent/staging/peer_stage.h"
 #include "src/core/base/clock.h"
 #include "src/core/plan/path_choice.h"
 #include "src/core/plan/rail_picker.h"
@@ -90,9 +91,13 @@ class Link : public SessionLink {
   Time prove_by{};        // from then on transfers do not wait for that where there is another path
   RailPicker choice{{}};  // from kConnected on
   RailFences rails{};     // the same
-  bool full = false;      // every rail refused since Sender::Post began
-  bool refused = false;   // the target said to try again soon: the attempt did not fail
-  Time give_up{};         // for becoming up
+  // The peer's staging buffers as GPUs of this process reach them; null: they do not, or that has
+  // not been tried.
+  std::unique_ptr<PeerStage> stage{};
+  bool stage_tried = false;
+  bool full = false;     // every rail refused since Sender::Post began
+  bool refused = false;  // the target said to try again soon: the attempt did not fail
+  Time give_up{};        // for becoming up
 
  private:
   LinkUser* const user_;

@@ -95,6 +95,7 @@ MemoryExplanation PathSet::ExplainPair(const Explanation& paths, MemoryKind loca
                                        MemoryKind remote, Time now) const {
   MemoryExplanation out{.local = local, .remote = remote};
   const auto table = runtime_->memory.table();
+  bool direct = false;
   std::string why;
   for (const uint8_t index : Preferred(kLargeTransfer, now)) {
     const Path& path = paths_[index];
@@ -120,9 +121,14 @@ MemoryExplanation PathSet::ExplainPair(const Explanation& paths, MemoryKind loca
     if (!path.host || !lent || !own || out.staged) continue;
     out.staged = true;
     out.backend = std::string(name);
+    direct = path.link && path.link->stage && path.link->stage->open() &&
+             local == MemoryKind::kCuda && remote == MemoryKind::kCuda;
   }
   out.why = why.empty() ? "no path to the peer is usable" : why;
-  if (out.staged) absl::StrAppend(&out.why, "; by way of ", runtime_->staging.Describe());
+  if (out.staged) {
+    absl::StrAppend(&out.why, "; by way of ", runtime_->staging.Describe(),
+                    direct ? ", straight to and from the peer's" : "");
+  }
   return out;
 }
 

@@ -17,6 +17,7 @@ void RemoteRegions::Learn(const AgentMetadata& metadata) {
     const auto id = static_cast<uint32_t>(remote.id);
     by_id_.emplace(id, &region);
     if (staging) {
+      staging_region_ = remote.id;
       staging_base_ = remote.base;
       staging_buffers_ = remote.bytes / Staging::kBufferBytes;
     }

@@ -40,7 +40,9 @@ class RemoteRegions {
   // All of them, as they were when the metadata came.
   const std::shared_ptr<const RegionTable>& table() const { return table_; }
 
-  // Where the peer's staging buffers begin, and how many it has, lent or not; 0: none.
+  // The peer's staging memory (kNone: there is none), where its buffers begin, and how many it has,
+  // lent or not.
+  RegionId staging_region() const { return staging_region_; }
   uint64_t staging_base() const { return staging_base_; }
   uint64_t staging_buffers() const { return staging_buffers_; }
 
@@ -67,6 +69,7 @@ class RemoteRegions {
   std::unordered_map<uint32_t, const AgentMetadata::Region*> by_id_;
   IdSet revoked_;
   std::shared_ptr<const RegionTable> table_;
+  RegionId staging_region_ = RegionId::kNone;
   uint64_t staging_base_ = 0;
   uint64_t staging_buffers_ = 0;
 };

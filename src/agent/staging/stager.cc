@@ -39,6 +39,7 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, const BlockRange& blocks) 
     op.moves |= LocalOf(walk.run()).device >= 0;
     op.answers |= !RemoteOf(walk.run()).reached;
   }
+  op.direct = Direct(op);
   if (!TakeBuffers(op)) return false;
   const uint64_t child = runtime_->NextChild();
   StagedOp& added = ops_.emplace(child, std::move(op)).first->second;
@@ -57,6 +58,26 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, const BlockRange& blocks) 
   return true;
 }
 
+// Opens the peer's buffers at the first op that would use them.
+bool Stager::Direct(const StagedOp& op) const {
+  Link* const link = op.outbound->link;
+  if (!op.moves || !op.answers || link == nullptr) return false;
+  if (link->stage == nullptr) {
+    if (link->stage_tried) return false;
+    const auto key =
+        link->KeyOf(*regions_, regions_->staging_region(), *runtime_->backends[link->backend]);
+    link->stage_tried = !absl::IsUnavailable(key.status());
+    MappedRegion mapped = key.ok() ? (*key)->Mapped() : MappedRegion();
+    if (mapped.data == nullptr) return false;
+    RunWalk walk(op.blocks);
+    while (LocalOf(walk.run()).device < 0) walk.Next();
+    link->stage = std::make_unique<PeerStage>(std::move(mapped),
+                                              regions_->staging_buffers() * Staging::kBufferBytes,
+                                              LocalOf(walk.run()).device);
+  }
+  return link->stage->open() && link->endpoint->HoldOpen() != nullptr;
+}
+
 // Takes all buffers that the op needs, or none. So an op that holds one buffer never waits for
 // another, and ops cannot block each other.
 bool Stager::TakeBuffers(StagedOp& op) {
@@ -64,7 +85,7 @@ bool Stager::TakeBuffers(StagedOp& op) {
     Ask();
     return false;
   }
-  if (op.moves) {
+  if (op.moves && !op.direct) {
     op.own = TakeOwn();
     if (!op.own.has_value()) return false;
   }
@@ -102,7 +123,17 @@ void Stager::Ask() {
   channel_->Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held});
 }
 
+absl::StatusOr<Staging::Place> Stager::DirectPlace(StagedOp& op) const {
+  Link* const link = op.outbound->link;
+  if (link != nullptr) op.hold = link->endpoint->HoldOpen();
+  if (op.hold == nullptr || !op.lent) return absl::AbortedError("the connection was lost");
+  return Staging::Place{.at = link->stage->At(*op.lent * Staging::kBufferBytes), .hold = op.hold};
+}
+
 void Stager::StartMove(uint64_t child, StagedOp& op) {
+  absl::StatusOr<Staging::Place> place =
+      op.direct ? DirectPlace(op) : runtime_->staging.PlaceOf(*op.own);
+  if (!place.ok()) return Finish(child, place.status());
   std::vector<Staging::Piece> pieces;
   pieces.reserve(op.blocks.pieces);
   for (RunWalk walk(op.blocks); !walk.done(); walk.Next()) {
@@ -112,19 +143,31 @@ void Stager::StartMove(uint64_t child, StagedOp& op) {
         {.address = run.local, .bytes = run.bytes, .region = memory.id, .device = memory.device});
   }
   op.step = Step::kMoving;
-  const bool into_buffer = op.whole->kind == TransferKind::kWrite;
-  runtime_->staging.Move(this, child, *op.own, into_buffer, std::move(pieces));
+  const bool into_place = op.whole->kind == TransferKind::kWrite;
+  runtime_->staging.Move(this, child, *std::move(place), into_place, std::move(pieces));
 }
 
 void Stager::OnMoved(uint64_t child, const absl::Status& status) {
   user_->OnMoved();
   StagedOp& op = ops_.at(child);
   const bool write = op.whole->kind == TransferKind::kWrite;
+  // Something may still copy to or from the lent buffer: it is not given back.
+  const std::shared_ptr<CopyHold> hold = std::move(op.hold);
+  if (hold != nullptr && hold->doubt) op.lent.reset();
   if (!status.ok()) return Finish(child, status);
   if (!op.why.ok()) return Finish(child, op.why);
   if (!write) return Finish(child, absl::OkStatus());
+  if (op.direct) return OnMovedToLent(child, op);
   op.step = Step::kDue;
   due_.push_back(child);
+}
+
+// The bytes are with the target already, so it is told at once.
+void Stager::OnMovedToLent(uint64_t child, StagedOp& op) {
+  if (!op.lent) return Finish(child, absl::UnavailableError("the session ended meanwhile"));
+  op.step = Step::kAnswer;
+  op.told = true;
+  PushStage(child, op, StageWhen::kScatter);
 }
 
 bool Stager::Begin() {
@@ -246,6 +289,10 @@ absl::Status Stager::OnStaged(const StagedFrame& frame) {
   const bool read = op.whole->kind == TransferKind::kRead;
   if (!read || !op.answer->ok() || !op.why.ok()) {
     Finish(it->first, op.why.ok() ? *op.answer : op.why);
+    return absl::OkStatus();
+  }
+  if (op.direct) {
+    StartMove(it->first, op);
     return absl::OkStatus();
   }
   op.step = Step::kDue;

@@ -9,6 +9,12 @@
 //                                                   if it does not reach the remote side
 //   read    remote region → lent buffer, by the target; child; own buffer → local region
 //
+// Where this process's GPUs reach the lent buffers themselves (PeerStage), and both sides copy by
+// GPUs, an op is *direct*: it has no own buffer and no child.
+//
+//   write   local region → lent buffer; lent buffer → remote region, by the target, which answers
+//   read    remote region → lent buffer, by the target; lent buffer → local region
+//
 // *Own* buffers are this agent's; *lent* ones are the target's, which it has lent to this agent. A
 // `buffer` is the index of a buffer.
 //
@@ -132,18 +138,24 @@ class Stager final : private Staging::User {
     Step step = Step::kDue;
     bool moves = false;    // local regions go through `own`
     bool answers = false;  // the target copies, and answers
-    bool told = false;     // of a write: the target knows what to copy
+    bool direct = false;
+    bool told = false;  // of a write: the target knows what to copy
     std::optional<uint32_t> own{};
     std::optional<uint32_t> lent{};
+    std::shared_ptr<CopyHold> hold{};  // in kMoving, if it is direct
     std::optional<absl::Status> answer{};
     absl::Status why{};  // not OK: the op must end with this
     BlockRange blocks{};
   };
+  bool Direct(const StagedOp& op) const;
   bool TakeBuffers(StagedOp& op);
   std::optional<uint32_t> TakeOwn();
   std::vector<uint64_t> ChildrenOf(const Outbound& outbound) const;
   void Ask();
+  // Where a direct op's GPU copies to or from. An error: the connection ends.
+  absl::StatusOr<Staging::Place> DirectPlace(StagedOp& op) const;
   void StartMove(uint64_t child, StagedOp& op);
+  void OnMovedToLent(uint64_t child, StagedOp& op);
   void PushStage(uint64_t child, const StagedOp& op, StageWhen when);
   absl::Status StartChild(uint64_t child, StagedOp& op);
   void OnMoved(uint64_t child, const absl::Status& status) override;

@@ -53,7 +53,7 @@ absl::Status Staging::Open(int device) {
   const auto driver = cuda::Driver::Get();
   if (!driver.ok()) return driver.status();
   if (auto status = MakeBuffers(**driver, device); !status.ok()) return status;
-  return MakeCopier(**driver, device);
+  return MakeGpu(**driver, device);
 }
 
 absl::Status Staging::MakeBuffers(const cuda::Driver& driver, int device) {
@@ -71,21 +71,36 @@ absl::Status Staging::MakeBuffers(const cuda::Driver& driver, int device) {
   return absl::OkStatus();
 }
 
-// Open runs on a thread of the application and copiers_ belongs to the driver, which takes the new
-// copier over from made_.
-absl::Status Staging::MakeCopier(const cuda::Driver& driver, int device) {
+// Open runs on a thread of the application and gpus_ belongs to the driver, which takes the new one
+// over from made_.
+absl::Status Staging::MakeGpu(const cuda::Driver& driver, int device) {
   if (devices_.contains(device)) return absl::OkStatus();
+  Gpu gpu;
   auto copier = cuda::Copier::Create(&driver, device, copy_sms_);
   if (!copier.ok()) return copier.status();
+  gpu.copier = *std::move(copier);
+  // Without it kernels copy to and from the host, which takes longer.
+  auto bounce = cuda::DeviceMemory::Allocate(&driver, device, kBounces * kBufferBytes);
+  if (bounce.ok()) {
+    gpu.bounce = *std::move(bounce);
+    for (size_t i = kBounces; i > 0; --i) {
+      gpu.parts.push_back(gpu.bounce.at() + (i - 1) * kBufferBytes);
+    }
+  }
   devices_.insert(device);
   std::lock_guard lock(made_mu_);
-  made_.emplace(device, *std::move(copier));
+  made_.emplace(device, std::move(gpu));
   return absl::OkStatus();
 }
 
 void Staging::TakeMade() {
   std::lock_guard lock(made_mu_);
-  copiers_.merge(made_);
+  gpus_.merge(made_);
+}
+
+void Staging::Close() {
+  gpus_.clear();
+  jobs_.clear();
 }
 
 MemorySpan Staging::span() const { return open() ? memory_.span() : MemorySpan(); }
@@ -109,17 +124,25 @@ std::optional<uint32_t> Staging::TakeOwn() {
   return buffer;
 }
 
-void Staging::Move(User* user, uint64_t key, uint32_t buffer, bool into_buffer,
+void Staging::Move(User* user, uint64_t key, Place place, bool into_place,
                    std::vector<Piece> pieces) {
   Job& job = jobs_.emplace_back();
   job.user = user;
   job.key = key;
-  job.buffer = buffer;
-  job.into_buffer = into_buffer;
+  job.place = std::move(place);
+  job.into_place = into_place;
   job.pieces = std::move(pieces);
+  bool host = false;
   for (const Piece& piece : job.pieces) {
-    if (piece.device >= 0) job.devices.insert(piece.device);
+    job.bytes += piece.bytes;
+    if (piece.device >= 0) {
+      job.devices.insert(piece.device);
+    } else {
+      host = true;
+    }
   }
+  // A part of the bounce holds everything or nothing: a copy engine moves it in one piece.
+  job.bounces = !host && job.devices.size() == 1 && job.bytes >= kLeastBounced;
   // Host pieces are copied here; GPU pieces by their GPUs, which report the end.
   CopyHost(job);
   Begin(job);
@@ -129,13 +152,10 @@ void Staging::Forget(User* user, const std::set<uint32_t>& own_buffers) {
   for (Job& job : jobs_) {
     if (job.user != user) continue;
     job.user = nullptr;
-    job.give_own = own_buffers.contains(job.buffer);
+    for (const uint32_t buffer : own_buffers) {
+      if (At(buffer) == job.place.at) job.own = buffer;
+    }
   }
-}
-
-cuda::Copier* Staging::CopierOf(int device) const {
-  const auto it = copiers_.find(device);
-  return it == copiers_.end() ? nullptr : it->second.get();
 }
 
 // A kernel that touches freed memory would break the application's CUDA context. So each region
@@ -161,12 +181,12 @@ absl::Status Staging::CheckAlive(const Job& job) {
   return status;
 }
 
-void Staging::CopyHost(const Job& job) const {
-  std::byte* at = At(job.buffer);
+void Staging::CopyHost(const Job& job) {
+  std::byte* at = job.place.at;
   for (const Piece& piece : job.pieces) {
     auto* memory = reinterpret_cast<std::byte*>(piece.address);
     if (piece.device < 0) {
-      std::memcpy(job.into_buffer ? at : memory, job.into_buffer ? memory : at, piece.bytes);
+      std::memcpy(job.into_place ? at : memory, job.into_place ? memory : at, piece.bytes);
     }
     at += piece.bytes;
   }
@@ -186,40 +206,63 @@ void Staging::Begin(Job& job) {
 }
 
 absl::Status Staging::BeginOn(Job& job, int device) {
-  cuda::Copier* const copier = CopierOf(device);
-  if (copier == nullptr) {
+  const auto it = gpus_.find(device);
+  if (it == gpus_.end()) {
     return absl::FailedPreconditionError(
         absl::StrCat("memory of GPU ", device, " was registered without staging"));
   }
+  Gpu& gpu = it->second;
+  uint64_t bounce = 0;
+  if (job.bounces && gpu.bounce.at() != 0) {
+    if (gpu.parts.empty()) return absl::ResourceExhaustedError("the bounce is in use");
+    bounce = gpu.parts.back();
+  }
+  const auto batch = gpu.copier->Start(BatchOf(job, device, bounce));
+  // If no batch is under way, the copier was not full: the CUDA driver lacked memory, and waiting
+  // would not help.
+  if (absl::IsResourceExhausted(batch.status()) && gpu.copier->idle()) {
+    return absl::UnavailableError(batch.status().message());
+  }
+  if (!batch.ok()) return batch.status();
+  if (bounce != 0) gpu.parts.pop_back();
+  job.left.push_back({.device = device, .number = *batch, .bounce = bounce});
+  return absl::OkStatus();
+}
+
+// The pieces of `job` that lie on `device`. Valid until the next call.
+cuda::CopyBatch Staging::BatchOf(const Job& job, int device, uint64_t bounce) {
+  const auto host = reinterpret_cast<uint64_t>(job.place.at);
+  uint64_t at = bounce != 0 ? bounce : host;
   scratch_.clear();
-  auto at = reinterpret_cast<uint64_t>(At(job.buffer));
   for (const Piece& piece : job.pieces) {
     if (piece.device == device) {
-      scratch_.push_back(job.into_buffer
+      scratch_.push_back(job.into_place
                              ? cuda::Piece{.to = at, .from = piece.address, .bytes = piece.bytes}
                              : cuda::Piece{.to = piece.address, .from = at, .bytes = piece.bytes});
     }
     at += piece.bytes;
   }
-  const auto batch = copier->Start({.pieces = scratch_, .reach = cuda::Reach::kHost});
-  // If no batch is under way, the copier was not full: the CUDA driver lacked memory, and waiting
-  // would not help.
-  if (absl::IsResourceExhausted(batch.status()) && copier->idle()) {
-    return absl::UnavailableError(batch.status().message());
+  cuda::CopyBatch batch{.pieces = scratch_, .reach = cuda::Reach::kHost};
+  if (bounce == 0) return batch;
+  if (job.into_place) {
+    batch.after = {.to = host, .from = bounce, .bytes = job.bytes};
+  } else {
+    batch.before = {.to = bounce, .from = host, .bytes = job.bytes};
   }
-  if (!batch.ok()) return batch.status();
-  job.left.push_back({.device = device, .number = *batch});
-  return absl::OkStatus();
+  return batch;
 }
 
-void Staging::TakeEnds(int device, cuda::Copier& copier) {
-  while (const auto end = copier.Poll()) {
+void Staging::TakeEnds(int device, Gpu& gpu) {
+  while (const auto end = gpu.copier->Poll()) {
     for (Job& job : jobs_) {
-      const auto same = [&](const Batch& batch) {
-        return batch.device == device && batch.number == end->batch;
-      };
-      if (std::erase_if(job.left, same) == 0) continue;
+      const auto batch = std::ranges::find_if(job.left, [&](const Batch& left) {
+        return left.device == device && left.number == end->batch;
+      });
+      if (batch == job.left.end()) continue;
+      if (batch->bounce != 0) gpu.parts.push_back(batch->bounce);
+      job.left.erase(batch);
       job.status.Update(end->status);
+      if (gpu.copier->broken() && job.place.hold != nullptr) job.place.hold->doubt = true;
       break;
     }
   }
@@ -227,7 +270,7 @@ void Staging::TakeEnds(int device, cuda::Copier& copier) {
 
 bool Staging::Poll() {
   if (jobs_.empty()) return false;
-  for (auto& [device, copier] : copiers_) TakeEnds(device, *copier);
+  for (auto& [device, gpu] : gpus_) TakeEnds(device, gpu);
   for (Job& job : jobs_) Begin(job);
   bool any = false;
   for (auto it = jobs_.begin(); it != jobs_.end();) {
@@ -238,7 +281,7 @@ bool Staging::Poll() {
     any = true;
     const Job job = std::move(*it);
     it = jobs_.erase(it);
-    if (job.give_own) GiveOwn(job.buffer);
+    if (job.own) GiveOwn(*job.own);
     // OnMoved may begin another copy, which is appended to jobs_.
     if (job.user != nullptr) job.user->OnMoved(job.key, job.status);
   }
@@ -250,8 +293,8 @@ Time Staging::NextPoll() const {
   if (jobs_.empty()) return next;
   // What could not begin, or had nothing for a GPU to do, is reported by Poll too.
   if (std::ranges::any_of(jobs_, &Job::over)) return Time{};
-  for (const auto& [device, copier] : copiers_) {
-    if (const std::optional<Time> at = copier->NextPoll()) next = std::min(next, *at);
+  for (const auto& [device, gpu] : gpus_) {
+    if (const std::optional<Time> at = gpu.copier->NextPoll()) next = std::min(next, *at);
   }
   return next;
 }
@@ -259,8 +302,9 @@ Time Staging::NextPoll() const {
 std::string Staging::Describe() const {
   if (!open()) return "";
   std::string how;
-  for (const auto& [device, copier] : copiers_) {
-    absl::StrAppend(&how, how.empty() ? "" : "; ", "GPU ", device, ": ", copier->Describe());
+  for (const auto& [device, gpu] : gpus_) {
+    absl::StrAppend(&how, how.empty() ? "" : "; ", "GPU ", device, ": ", gpu.copier->Describe(),
+                    gpu.bounce.at() != 0 ? ", copy engines" : ", no memory left for copy engines");
   }
   return absl::StrCat(buffers_ * kBufferBytes >> 20, " MiB of pinned host memory",
                       how.empty() ? "" : ", ", how);

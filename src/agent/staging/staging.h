@@ -4,6 +4,10 @@
 // read from them; the other half is for this agent's own transfers. So neither use waits for the
 // other.
 //
+// What a GPU copies is gathered in memory of that GPU, the *bounce*, and then moved down in one
+// piece by a copy engine; and the reverse. A copy engine moves as much as PCIe does, occupies no
+// multiprocessor, and waits for no other process's kernels.
+//
 // stager.h describes how a transfer uses buffers at the initiator, staging_target.h at the target;
 // docs/architecture.md, "Staging", the whole path. Nothing is allocated before the first GPU memory
 // is registered.
@@ -28,8 +32,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvxfer/backend.h"
 #include "kvxfer/memory.h"
 #include "src/cuda/copier.h"
+#include "src/cuda/device_memory.h"
 #include "src/cuda/memory.h"
 #include "src/cuda/pinned.h"
 #include "src/cuda/watched_span.h"
@@ -84,9 +90,16 @@ class Staging {
     // The copy `key` is over. Called from Poll.
     virtual void OnMoved(uint64_t key, const absl::Status& status) = 0;
   };
-  // Copies `pieces` into buffer `buffer`, one after the other from its start, or out of it.
-  // OnMoved(key) follows. `user` may be destroyed earlier, after Forget.
-  void Move(User* user, uint64_t key, uint32_t buffer, bool into_buffer, std::vector<Piece> pieces);
+  // Pinned host memory that holds a buffer's bytes.
+  struct Place {
+    std::byte* at = nullptr;
+    // Destroyed when the copy is over. Its `doubt` is set if that is not certain.
+    std::shared_ptr<CopyHold> hold{};
+  };
+  Place PlaceOf(uint32_t buffer) const { return {.at = At(buffer)}; }
+  // Copies `pieces` to `place`, one after the other from its start, or out of it. OnMoved(key)
+  // follows. `user` may be destroyed earlier, after Forget.
+  void Move(User* user, uint64_t key, Place place, bool into_place, std::vector<Piece> pieces);
   // The copies of `user` go on and are not reported. Its own buffers in `own_buffers` are freed
   // when their copies are over.
   void Forget(User* user, const std::set<uint32_t>& own_buffers);
@@ -98,22 +111,37 @@ class Staging {
   Time NextPoll() const;
 
   // Waits for all copies without reporting them. No call may follow.
-  void Close() { copiers_.clear(); }
+  void Close();
 
   // A line for people on how bytes get into and out of the buffers; empty before Open.
   std::string Describe() const;
 
  private:
+  // The bounce of each GPU, in parts of a buffer's size: enough that a copy up and one down are
+  // under way beside what gathers and scatters.
+  static constexpr size_t kBounces = 8;
+  // Fewer bytes are copied by kernels between the regions and the host: one step instead of two.
+  static constexpr uint64_t kLeastBounced = 128 * 1024;
+
+  // What copies on one GPU.
+  struct Gpu {
+    cuda::DeviceMemory bounce{};             // empty: the GPU had no memory left
+    std::vector<uint64_t> parts{};           // of it, which nothing uses: their addresses
+    std::unique_ptr<cuda::Copier> copier{};  // its destructor waits for what uses the bounce
+  };
   struct Batch {
     int device = 0;
     uint64_t number = 0;
+    uint64_t bounce = 0;  // the part that it uses; 0: none
   };
   struct Job {
     User* user = nullptr;
     uint64_t key = 0;
-    uint32_t buffer = 0;
-    bool into_buffer = false;
-    bool give_own = false;  // the user is gone: free the buffer here
+    Place place{};
+    bool into_place = false;
+    std::optional<uint32_t> own{};  // the user is gone: free this buffer here
+    bool bounces = false;
+    uint64_t bytes = 0;
     std::vector<Piece> pieces{};
     std::set<int> devices{};    // GPUs whose pieces have not begun
     std::vector<Batch> left{};  // begun and not over
@@ -123,29 +151,29 @@ class Staging {
   };
 
   absl::Status MakeBuffers(const cuda::Driver& driver, int device);
-  absl::Status MakeCopier(const cuda::Driver& driver, int device);
+  absl::Status MakeGpu(const cuda::Driver& driver, int device);
   void TakeMade();
-  cuda::Copier* CopierOf(int device) const;
   absl::Status CheckAlive(const Job& job);
-  void CopyHost(const Job& job) const;
+  static void CopyHost(const Job& job);
   void Begin(Job& job);
   absl::Status BeginOn(Job& job, int device);
-  void TakeEnds(int device, cuda::Copier& copier);
+  cuda::CopyBatch BatchOf(const Job& job, int device, uint64_t bounce);
+  void TakeEnds(int device, Gpu& gpu);
 
   const uint32_t buffers_;
   const uint32_t copy_sms_;
   std::mutex mu_;          // serialises Open
-  std::set<int> devices_;  // GPUs that have a copier
+  std::set<int> devices_;  // GPUs that were made ready
   HostBuffer memory_;
   cuda::Pinned pinned_;
   std::atomic<std::byte*> data_{nullptr};  // of memory_, once it is pinned
 
   std::mutex made_mu_;  // guards made_, which Open fills and the driver empties
-  std::map<int, std::unique_ptr<cuda::Copier>> made_;
+  std::map<int, Gpu> made_;
 
   std::map<RegionId, cuda::WatchedSpan> regions_;
   std::vector<uint32_t> own_;
-  std::map<int, std::unique_ptr<cuda::Copier>> copiers_;
+  std::map<int, Gpu> gpus_;
   std::list<Job> jobs_;  // in the order of Move
   uint64_t checks_ = 0;
   std::vector<cuda::Piece> scratch_;  // the pieces for one GPU

@@ -79,7 +79,7 @@ void StagingTarget::Start(SessionId session_id, Stage& stage) {
   auto pieces = Resolve(stage.frame);
   if (pieces.ok()) {
     stage.copies = true;
-    return staging_->Move(this, buffer, buffer, gather, *std::move(pieces));
+    return staging_->Move(this, buffer, staging_->PlaceOf(buffer), gather, *std::move(pieces));
     // The request names memory that no region grants: answer at once, without a copy.
   }
   Session& session = sessions_.at(session_id);

@@ -51,6 +51,7 @@ absl::Status CopyQueue::MakeReady(const cuda::Driver* driver, int device) {
 }
 
 void CopyQueue::Add(CopyUser* user, const Op& op, std::span<const int> devices, bool by_ids) {
+  if (std::exchange(last_transfer_, op.transfer) != op.transfer) ++rounds_;
   const auto posted = ops_.insert(
       ops_.end(),
       {.op = op, .user = user, .by_ids = by_ids, .waiting = static_cast<uint32_t>(devices.size())});
@@ -59,10 +60,15 @@ void CopyQueue::Add(CopyUser* user, const Op& op, std::span<const int> devices, 
 
 void CopyQueue::Start() {
   if (ops_.empty()) return;
-  for (const auto& [device, lane] : Lanes()) {
-    while (!lane->waiting.empty() && lane->running.size() < kMaxRunning) {
-      if (!StartBatch(device, *lane)) break;
-    }
+  for (const auto& [device, lane] : Lanes()) StartOn(device, *lane);
+}
+
+void CopyQueue::StartOn(int device, Lane& lane) {
+  const auto can = [&] { return !lane.waiting.empty() && lane.running.size() < kMaxRunning; };
+  if (!can()) return;
+  // For all batches. If it fails, the copier says so of each.
+  const cuda::ContextScope scope(*lane.driver, device, cuda::ContextScope::For::kQueueing);
+  while (can() && StartBatch(device, lane)) {
   }
 }
 
@@ -189,12 +195,12 @@ absl::Status CopyQueue::AddBlocks(int device, const Op& op, const PairWalk& bloc
 absl::Status CopyQueue::UseSides(int device, const CudaIpcRegistration& local,
                                  const std::shared_ptr<PeerRegion>& region, Batch& batch) {
   AddRegion(device, region, batch);
-  absl::StatusOr<std::optional<uint64_t>> at = region->AddressFor(device, batches_);
+  absl::StatusOr<std::optional<uint64_t>> at = region->AddressFor(device, rounds_);
   if (!at.ok()) return at.status();
   if (local.parts() != 1) at->reset();
   sides_ = {.local = &local, .region = region.get(), .at = *at};
   if (!sides_.at) return absl::OkStatus();
-  local.watched().Touch(local.watched().span().base, 1, batches_);
+  local.watched().Touch(local.watched().span().base, 1, rounds_);
   Touch(&local.watched());
   Touch(region->watched());
   return absl::OkStatus();
@@ -207,10 +213,10 @@ absl::Status CopyQueue::AddRuns(int device, const Op& op, const BlockRange& rang
     if (local.device() != device) continue;
     const std::shared_ptr<PeerRegion>& region = RegionOf(run);
     AddRegion(device, region, batch);
-    local.watched().Touch(run.local, run.bytes, batches_);
+    local.watched().Touch(run.local, run.bytes, rounds_);
     Touch(&local.watched());
     absl::Status added =
-        region->AddPieces(device, op.kind, run.local, run.remote, run.bytes, batches_, pieces_);
+        region->AddPieces(device, op.kind, run.local, run.remote, run.bytes, rounds_, pieces_);
     Touch(region->watched());
     if (!added.ok()) return added;
   }
@@ -317,6 +323,7 @@ bool CopyQueue::Poll() {
   if (ops_.empty()) return false;
   bool any = false;
   for (const auto& [device, lane] : Lanes()) any |= TakeEnds(*lane);
+  ++rounds_;
   Start();
   return any;
 }

@@ -123,6 +123,7 @@ class CopyQueue {
 
   Lane* Find(int device) const;
   const std::vector<std::pair<int, Lane*>>& Lanes() const;
+  void StartOn(int device, Lane& lane);
   bool StartBatch(int device, Lane& lane);
   void BeginBatch();
   absl::Status AddOp(int device, const Lane& lane, const Posted& posted, Batch& batch);
@@ -143,6 +144,10 @@ class CopyQueue {
   mutable std::vector<std::pair<int, Lane*>> known_;  // lanes_, for the driver's thread
   Ops ops_;
   uint64_t batches_ = 0;
+  // Copies that begin in one Poll, or between two for one transfer, are a round: their memory is
+  // checked once.
+  uint64_t rounds_ = 1;
+  uint64_t last_transfer_ = 0;
   // What is in the batch that is being made.
   std::vector<cuda::Piece> pieces_;
   std::vector<cuda::PagedCopy> paged_;

@@ -120,11 +120,11 @@ absl::StatusOr<const PeerRegion::View*> PeerRegion::OpenFor(int device) {
   return &ViewOf(device);
 }
 
-absl::StatusOr<std::optional<uint64_t>> PeerRegion::AddressFor(int device, uint64_t batch) {
+absl::StatusOr<std::optional<uint64_t>> PeerRegion::AddressFor(int device, uint64_t round) {
   absl::StatusOr<const View*> view = OpenFor(device);
   if (!view.ok()) return view.status();
   if (parts_.size() != 1) return std::nullopt;
-  if (watched_) watched_->Touch(base_, bytes_, batch);
+  if (watched_) watched_->Touch(base_, bytes_, round);
   return (*view)->at.front();
 }
 
@@ -139,11 +139,11 @@ cuda::Reach PeerRegion::ReachFrom(int device) const {
 }
 
 absl::Status PeerRegion::AddPieces(int device, OpKind kind, uint64_t local, uint64_t remote,
-                                   uint64_t bytes, uint64_t batch,
+                                   uint64_t bytes, uint64_t round,
                                    std::vector<cuda::Piece>& pieces) {
   absl::StatusOr<const View*> view = OpenFor(device);
   if (!view.ok()) return view.status();
-  if (watched_) watched_->Touch(remote, bytes, batch);
+  if (watched_) watched_->Touch(remote, bytes, round);
   hint_ = cuda::PartAt(parts_, remote, hint_);
   for (size_t i = hint_; bytes > 0; ++i) {
     const Part& part = parts_[i];

@@ -60,17 +60,17 @@ class PeerRegion {
   void Release();
 
   // Appends to `pieces` how `device` moves [remote, remote + bytes), which lies within the region,
-  // to or from `local`. `batch`: see WatchedSpan::Touch.
+  // to or from `local`. `round`: see WatchedSpan::Touch.
   absl::Status AddPieces(int device, OpKind kind, uint64_t local, uint64_t remote, uint64_t bytes,
-                         uint64_t batch, std::vector<cuda::Piece>& pieces);
+                         uint64_t round, std::vector<cuda::Piece>& pieces);
   // Where `device` finds the region, if it is in one part: at one address. Nothing: it is in
   // several.
-  absl::StatusOr<std::optional<uint64_t>> AddressFor(int device, uint64_t batch);
+  absl::StatusOr<std::optional<uint64_t>> AddressFor(int device, uint64_t round);
   // How far the region is from `device`.
   cuda::Reach ReachFrom(int device) const;
-  // True at the first call for a batch; batches are numbered as in AddPieces.
+  // True at the first call for a batch; batches are numbered from 1.
   bool FirstIn(uint64_t batch) { return std::exchange(last_batch_, batch) != batch; }
-  // Memory of this process, which must be checked before each batch; null: another process's
+  // Memory of this process, which must be checked before it is copied; null: another process's
   // memory, which the mapping keeps alive.
   cuda::WatchedSpan* watched() { return watched_ ? &*watched_ : nullptr; }
 

@@ -36,6 +36,14 @@ absl::Status ShmAcceptedEndpoint::OnFrame(Channel::Frame& frame) {
     if (const auto dial = wire::TryDecode<DialBody>(frame.body)) return OnDial(*dial);
   }
   if (frame.type == FrameType::kRing && promoted_) return TakeRings(frame);
+  if (frame.type == FrameType::kHold && authorised_ && !held_) {
+    held_ = true;
+    return absl::OkStatus();
+  }
+  if (frame.type == FrameType::kQuiet && held_) {
+    held_ = false;
+    return absl::OkStatus();
+  }
   return absl::InternalError(
       absl::StrCat("shm: process ", dialler_pid_, " sent a frame out of place"));
 }
@@ -140,6 +148,13 @@ void ShmAcceptedEndpoint::OnEnd(const absl::Status& cause) {
     // A peer that breaks the rules may still be copying. Only the end of its socket proves that it
     // is not.
     Shutdown(why);
+    return;
+  }
+  if (held_ && !peer_.Exited()) {
+    // OnExit follows.
+    closing_ = true;
+    why_ = why;
+    UnwatchSocket();
     return;
   }
   GoDown(why);

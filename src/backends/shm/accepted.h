@@ -7,6 +7,10 @@
 // by shutdown(), which works although a forked child has a copy of the socket. If the peer dies and
 // a child's copy hides that, the pidfd shows it.
 //
+// Of a peer whose GPUs copied here (kHold) the end of the socket is no proof: a process that dies
+// closes its sockets before its GPUs have stopped. It must have said kQuiet, or its pidfd must show
+// the exit, which the kernel reports after it has closed the GPUs.
+//
 // Thread-safety: none; called by the agent's driver only.
 
 #ifndef KVXFER_BACKENDS_SHM_ACCEPTED_H_
@@ -57,7 +61,8 @@ class ShmAcceptedEndpoint final : public ShmEndpoint {
   bool promoted_ = false;  // the agent knows it
   bool failed_embryo_ = false;
   bool authorised_ = false;
-  absl::Status why_;  // the reason given to Shutdown
+  bool held_ = false;  // the peer has said kHold, and not kQuiet
+  absl::Status why_;   // the reason given to Shutdown, or of the end
   // The peer writes the second word once, when it has been authorised. It reads the first word then
   // and with every batch: as long as it finds the value there, this is still the memory that it was
   // lent.

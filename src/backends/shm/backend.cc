@@ -171,6 +171,7 @@ size_t ShmBackend::Poll(std::span<Event> out, Input input) {
       EndLingering();
       TrimEmbryos();
     }
+    EndHeld();
     // After Collect: a file whose bell it took is there. With any input, because Arm asks for it.
     hub_.SendNewFiles();
     listener_.Work();
@@ -184,6 +185,16 @@ size_t ShmBackend::Poll(std::span<Event> out, Input input) {
 void ShmBackend::EndLingering() {
   while (!hub_.lingering.empty() && hub_.lingering.front()->linger_until() <= Now()) {
     hub_.lingering.front()->OnLingerDeadline();  // takes it out of the list
+  }
+}
+
+// What held them is no event of this backend, and the agent polls after it.
+void ShmBackend::EndHeld() {
+  const auto released = [](const ShmDialledEndpoint* endpoint) { return !endpoint->held(); };
+  for (auto it = hub_.held.begin(); it != hub_.held.end(); it = hub_.held.begin()) {
+    it = std::find_if(it, hub_.held.end(), released);
+    if (it == hub_.held.end()) return;
+    (*it)->OnReleased();  // takes it out of the list
   }
 }
 
@@ -226,6 +237,9 @@ void ShmBackend::CopySlices() {
 
 bool ShmBackend::Arm() {
   if (!hub_.events.empty() || !hub_.busy.empty() || hub_.files.has_new() || listener_.HasWork()) {
+    return false;
+  }
+  if (std::ranges::any_of(hub_.held, [](const auto* endpoint) { return !endpoint->held(); })) {
     return false;
   }
   SetTimer();  // a Shutdown since the last Poll has set a new deadline

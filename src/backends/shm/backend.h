@@ -43,6 +43,7 @@ class ShmBackend final : public Backend,
   bool EndOldestSilent() override;
   void TrimEmbryos();
   void EndLingering();
+  void EndHeld();
   void SetTimer();
   absl::StatusOr<RegionKey> Share(const MemorySpan& span);
   void Unregister(const RegionKey& key) override;

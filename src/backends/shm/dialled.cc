@@ -59,6 +59,8 @@ ShmDialledEndpoint::ShmDialledEndpoint(Hub* hub, UniqueFd socket)
 ShmDialledEndpoint::~ShmDialledEndpoint() {
   if (busy_) std::erase(hub_->busy, this);
   std::erase(hub_->lingering, this);
+  std::erase(hub_->held, this);
+  if (!down_ && !held()) SayQuiet();
 }
 
 std::unique_ptr<ShmDialledEndpoint> ShmDialledEndpoint::Dial(Hub* hub, const Address& address) {
@@ -175,9 +177,13 @@ void ShmDialledEndpoint::Shutdown(absl::Status why) {
   if (down_ || closing_) return;
   SendFrame(FrameType::kBye, ForPeer(ToStd(why.message())));
   copier_.DropAll(why);
-  if (!channel_.queued()) return GoDown(why);
   closing_ = true;
   why_ = std::move(why);
+  if (!channel_.queued()) return OnEnd(why_);
+  Linger();
+}
+
+void ShmDialledEndpoint::Linger() {
   linger_until_ = Now() + kLinger;
   hub_->lingering.push_back(this);
 }
@@ -186,11 +192,37 @@ void ShmDialledEndpoint::OnFlushed() {
   if (closing_) OnEnd(why_);
 }
 
+// This order is the accepting side's proof: first the copies stop, then the socket closes.
 void ShmDialledEndpoint::OnEnd(const absl::Status& cause) {
-  // This order is the accepting side's proof: first the copier stops, then the socket closes.
   copier_.DropAll(cause);
   std::erase(hub_->lingering, this);
-  GoDown(closing_ ? why_ : cause);
+  std::erase(hub_->held, this);
+  if (!std::exchange(closing_, true)) why_ = cause;
+  if (held()) {
+    Unwatch();  // of the peer nothing matters any more
+    hub_->held.push_back(this);
+    return;
+  }
+  SayQuiet();
+  channel_.Flush();
+  if (quiet_said_ && channel_.queued() && linger_until_ == Time{}) return Linger();
+  GoDown(why_);
+}
+
+std::shared_ptr<CopyHold> ShmDialledEndpoint::HoldOpen() {
+  if (down_ || closing_ || !offered_) return nullptr;
+  if (hold_ == nullptr) {
+    hold_ = std::make_shared<CopyHold>();
+    SendFrame(FrameType::kHold, {});
+  }
+  return hold_;
+}
+
+// If it is in doubt whether the copies have ended, the accepting side waits for the end of this
+// process.
+void ShmDialledEndpoint::SayQuiet() {
+  if (hold_ == nullptr || hold_->doubt || std::exchange(quiet_said_, true)) return;
+  SendFrame(FrameType::kQuiet, {});
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> ShmDialledEndpoint::Import(const RemoteRegion& region,

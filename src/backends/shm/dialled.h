@@ -1,4 +1,6 @@
-// The connecting side of an shm connection. It executes every op with this process's CPU.
+// The connecting side of an shm connection. It executes every op with this process's CPU. Beside
+// that the agent may let GPUs copy to and from the peer's memfds (HoldOpen); the connection ends
+// after these copies.
 //
 // It is up as soon as both sides have checked each other's user. The accepting side sends its offer
 // (probe words, memfds) when its agent authorises the connection, before any later message. So an
@@ -33,6 +35,7 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   Posted Post(const Op& op) override;
   void Fence(FenceScope scope) override;
   void Shutdown(absl::Status why) override;
+  std::shared_ptr<CopyHold> HoldOpen() override;
   // Unavailable: the peer has not authorised this connection yet, or the region's memfd has not
   // arrived; try again after the next Poll. PermissionDenied, ResourceExhausted,
   // FailedPrecondition: it cannot be imported, and why.
@@ -45,6 +48,10 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   // After Shutdown: until when the peer may take what was sent before.
   Time linger_until() const { return linger_until_; }
   void OnLingerDeadline() { OnEnd(why_); }
+  // A GPU copies, as far as the agent says.
+  bool held() const { return hold_.use_count() > 1 && !hold_->doubt; }
+  // It was held after its end, and is not any more.
+  void OnReleased() { OnEnd(why_); }
 
  protected:
   absl::Status OnFrame(Channel::Frame& frame) override;
@@ -63,11 +70,15 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   absl::StatusOr<std::unique_ptr<RemoteKey>> ImportMapped(const RemoteRegion& region,
                                                           const RegionKey& key);
   std::string Path() const;
+  void Linger();
+  void SayQuiet();
 
   Copier copier_;
   bool busy_ = false;  // in Hub::busy
   bool offered_ = false;
-  absl::Status why_;  // of Shutdown
+  absl::Status why_;                // of Shutdown, or of what else ended it
+  std::shared_ptr<CopyHold> hold_;  // null: no GPU has copied
+  bool quiet_said_ = false;
   Time linger_until_{};
   absl::Status mapped_;  // OK, or why the peer's memfds cannot be mapped
   absl::Status attach_;  // OK, or why its other memory cannot be attached

@@ -38,8 +38,12 @@ absl::Status ShmEndpoint::WatchPeer(PeerProcess peer) {
   return Annotate(added, "shm");
 }
 
-void ShmEndpoint::Unwatch() {
+void ShmEndpoint::UnwatchSocket() {
   if (std::exchange(watching_socket_, false)) hub_->reactor->Remove(channel_.fd());
+}
+
+void ShmEndpoint::Unwatch() {
+  UnwatchSocket();
   if (std::exchange(watching_process_, false)) hub_->reactor->Remove(peer_.pidfd());
   if (std::exchange(watching_rings_, false)) std::erase(hub_->ringed, this);
 }

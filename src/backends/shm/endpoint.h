@@ -54,6 +54,9 @@ class ShmEndpoint : public Endpoint, private net::Watcher {
   // Receives up to `frames` frames. False: there was none, or the connection ended.
   bool Drain(size_t frames);
   void SendFrame(FrameType type, std::string_view body, int file = -1);
+  // The socket has ended, and would be readable for ever.
+  void UnwatchSocket();
+  void Unwatch();
   // Closes the socket and reports kDown, which is the last event.
   void GoDown(const absl::Status& why);
 
@@ -87,7 +90,6 @@ class ShmEndpoint : public Endpoint, private net::Watcher {
   void WatchRings();
   absl::Status EndCause() const;
   void UpdateSocketWatch();
-  void Unwatch();
 
   ExitWatcher exit_watcher_{this};
   bool watching_socket_ = false;

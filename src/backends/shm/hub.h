@@ -45,6 +45,7 @@ struct Hub {
   std::vector<ShmAcceptedEndpoint*> authorised;  // and not down: these are sent every memfd
   std::deque<ShmDialledEndpoint*> busy;          // with copies to do, the next one first
   std::deque<ShmDialledEndpoint*> lingering;     // shut down, with messages to send; oldest first
+  std::vector<ShmDialledEndpoint*> held;         // ended, but for copies of GPUs (HoldOpen)
   std::vector<ShmEndpoint*> ringed;              // those that have rings
   net::RingChoice ring_choice;
   UniqueFd bell;  // the other sides ring it while this one sleeps, and Register does

@@ -105,10 +105,10 @@ absl::StatusOr<std::unique_ptr<ShmRemoteKey>> ShmRemoteKey::Map(const Endpoint* 
                                            static_cast<uint32_t>(region.id)));
   }
   auto key = std::make_unique<ShmRemoteKey>(endpoint, region);
-  key->mapping_ = Mapping(data, bytes);
+  key->mapping_ = std::make_shared<const Mapping>(data, bytes);
   // A forked child must not keep the peer's memory mapped.
   madvise(data, bytes, MADV_DONTFORK);
-  key->base_ = key->mapping_.data() + (offset - begin);
+  key->base_ = key->mapping_->data() + (offset - begin);
   key->first_window_ = reinterpret_cast<uintptr_t>(data) >> kWindowShift;
   const uintptr_t last_window = (reinterpret_cast<uintptr_t>(data) + bytes - 1) >> kWindowShift;
   if (writable) key->warm_.resize((last_window - key->first_window_) / 64 + 1);

@@ -112,6 +112,10 @@ class ShmRemoteKey final : public RemoteKey {
   const Endpoint* endpoint() const { return endpoint_; }
   const RemoteRegion& region() const { return region_; }
   bool mapped() const { return base_ != nullptr; }
+  MappedRegion Mapped() const override {
+    const bool both = Allows(region_.access, Access::kReadWrite);
+    return both ? MappedRegion{.data = base_, .mapping = mapping_} : MappedRegion{};
+  }
   // Where the byte at the peer's `address` is mapped here. Call it only if mapped() and within the
   // region.
   std::byte* At(uint64_t address) const { return base_ + (address - region_.base); }
@@ -137,7 +141,7 @@ class ShmRemoteKey final : public RemoteKey {
 
   const Endpoint* const endpoint_;
   const RemoteRegion region_;
-  Mapping mapping_;
+  std::shared_ptr<const Mapping> mapping_;
   std::byte* base_ = nullptr;
   uintptr_t first_window_ = 0;
   mutable std::vector<uint64_t> warm_;  // one bit for each window of the mapping

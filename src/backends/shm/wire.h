@@ -14,6 +14,9 @@
 //                                   rings, and why, as text
 //   both                 kMessage   one part of an agent's message; `more`: another part follows.
 //                                   None after the first message that went through a ring
+//   dialler → acceptor   kHold      GPUs of the dialler begin to copy to and from the memfds, so
+//                                   that the end of the socket does not prove that they have ended
+//   dialler → acceptor   kQuiet     they have ended, and none follow; before the dialler closes
 //   both                 kBye       why the sender closes, as text; nothing follows
 //
 // Thread-safety: pure functions. Decoding never trusts a length.
@@ -35,7 +38,7 @@
 
 namespace kvxfer::shm {
 
-inline constexpr uint32_t kWireVersion = 3;
+inline constexpr uint32_t kWireVersion = 4;
 
 struct Address {
   uint32_t pid = 0;
@@ -69,7 +72,9 @@ enum class FrameType : uint32_t {
   kBell,
   kGrow,
   kNotGrown,
-  kNoRings
+  kNoRings,
+  kHold,
+  kQuiet
 };
 
 struct FrameHeader {

@@ -139,6 +139,25 @@ Findings GpuIpc(const SystemView& view) {
                                       GpuNames(without)));
 }
 
+// Only where several workers use one GPU does it matter, and the view does not tell whether they
+// do.
+Findings GpuSharing(const SystemView& view) {
+  const CudaState& cuda = view.Cuda();
+  if (!cuda.usable()) return NotApplicable(kNoGpu);
+  const auto with = cuda.Where([](const cuda::Device& d) { return d.mps.value_or(false); });
+  const auto without = cuda.Where([](const cuda::Device& d) { return d.mps == false; });
+  if (with.size() == cuda.devices.size()) {
+    return Ok("MPS: the kernels of workers that share a GPU run side by side");
+  }
+  if (with.empty() && without.empty()) {
+    return NotApplicable("this driver does not say whether MPS is on");
+  }
+  return Ok(
+      absl::StrCat("no MPS on ", GpuNames(without),
+                   ": workers that share a GPU take turns on it, which costs a small transfer "
+                   "between them some 300 us; nvidia-cuda-mps-control -d"));
+}
+
 Findings GpuPinned(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
   if (!cuda.usable()) return NotApplicable(kNoGpu);
@@ -176,6 +195,7 @@ std::span<const Check> GpuChecks() {
       {"gpus", "the CUDA driver: devices", &Gpus},
       {"gpu-peers", "the CUDA driver: peer access, P2P attributes", &GpuPeers},
       {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles", &GpuIpc},
+      {"gpu-sharing", "the CUDA driver: MPS", &GpuSharing},
       {"gpu-pinned", "the CUDA driver: 16 MiB of host memory, pinned", &GpuPinned},
   });
   return kChecks;

@@ -36,6 +36,7 @@ bool Set(std::string_view name, std::string_view value, Config* config) {
       {"PROCESSORS", &config->processors},
       {"NUMA", &config->numa},
       {"VERSION", &config->version},
+      {"MPS", &config->mps},
       {"DELAY_US", &config->delay_us},
       {"SEED", &config->seed},
       {"AT_ONCE", &config->at_once},

@@ -34,6 +34,7 @@ struct Config {
   int64_t processors = 8;       // PROCESSORS: multiprocessors
   int64_t numa = 0;             // NUMA: node of the host, -1: not known
   int64_t version = 13000;      // VERSION
+  int64_t mps = -1;             // MPS: 1 or 0: it is on or off; -1: the driver does not say
   // DELAY_US: before each operation a stream waits 0 to so many microseconds, by SEED.
   int64_t delay_us = 0;
   int64_t seed = 1;

@@ -61,6 +61,8 @@ int DeviceAttribute(State* state, const Device& device, int attribute) {
         return config.dmabuf;
       case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
         return config.ipc;
+      case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
+        return config.mps < 0 ? kNoAttribute : config.mps;
       case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
         return config.numa;
       default:

@@ -360,7 +360,7 @@ TEST_P(CudaCopierTest, ABatchCostsTwoCallsAndLookingForItsEndNone) {
   std::atomic<int> own_calls = -1;
   std::thread([&] {
     ContextScope::OwnThread();
-    const ContextScope first(TheDriver(), 0);
+    EXPECT_OK(ContextScope(TheDriver(), 0).status());  // the first of the thread
     hooks_->kvxfer_standin_pause(1);
     const uint64_t before = hooks_->kvxfer_standin_calls(nullptr);
     EXPECT_OK(copier_->Start({.paged = paged}));
@@ -478,6 +478,7 @@ TEST_P(CudaCopierTest, ABatchThatTheDriverRefusesMovesNothing) {
   std::memset(seen, 0, 4096);
   std::memset(seen + 2048, 9, 2048);
   const Piece piece{.to = memory.at(), .from = memory.at() + 2048, .bytes = 2048};
+  LeaveContexts();  // so that a scope makes one current
   for (const char* const failing : {call(), "cuCtxPushCurrent_v2"}) {
     const auto fresh = Make();
     hooks_->kvxfer_standin_fail(failing, 1, CUDA_ERROR_INVALID_VALUE);

@@ -226,6 +226,67 @@ TEST(CudaDriverTest, AScopeLeavesTheCurrentContextAsItWas) {
   EXPECT_EQ(current(), before);
 }
 
+// So one scope around several saves their calls.
+TEST(CudaDriverTest, AScopeWithinOneOfTheSameDeviceMakesNoCall) {
+  const cuda_driver::Hooks& hooks = StandIn();
+  const Driver& driver = TheDriver();
+  ASSERT_OK(driver.Context(0));
+  using For = ContextScope::For;
+  const auto calls = [&](For around, For within) {
+    const ContextScope outer(driver, 0, around);
+    const uint64_t before = hooks.kvxfer_standin_calls(nullptr);
+    { EXPECT_OK(ContextScope(driver, 0, within).status()); }
+    return hooks.kvxfer_standin_calls(nullptr) - before;
+  };
+  EXPECT_EQ(calls(For::kAnything, For::kAnything), 0u);
+  EXPECT_EQ(calls(For::kAnything, For::kQueueing), 0u);
+  EXPECT_EQ(calls(For::kQueueing, For::kQueueing), 0u);
+  // The outer one has left the capture mode alone.
+  EXPECT_EQ(calls(For::kQueueing, For::kAnything), 3u);
+}
+
+// An application that uses the runtime API, PyTorch for one, has the device's context current.
+TEST(CudaDriverTest, AScopeOfTheCurrentContextMakesOneCall) {
+  const cuda_driver::Hooks& hooks = StandIn();
+  const Driver& driver = TheDriver();
+  ASSERT_OK_AND_ASSIGN(const CUcontext context, driver.Context(0));
+  const auto calls = [&] {
+    const uint64_t before = hooks.kvxfer_standin_calls(nullptr);
+    { EXPECT_OK(ContextScope(driver, 0, ContextScope::For::kQueueing).status()); }
+    return hooks.kvxfer_standin_calls(nullptr) - before;
+  };
+  EXPECT_EQ(calls(), 3u) << "pushed, and popped";
+  ASSERT_EQ(driver.calls().cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+  EXPECT_EQ(calls(), 1u);
+  CUcontext still = nullptr;
+  EXPECT_EQ(driver.calls().cuCtxPopCurrent_v2(&still), CUDA_SUCCESS);
+  EXPECT_EQ(still, context);
+}
+
+// Also where nothing is restored at the end of a scope.
+TEST(CudaDriverTest, AScopeInAThreadOfOurOwnGivesTheOneAroundItsContextBack) {
+  StandIn();
+  const Driver& driver = TheDriver();
+  std::thread([&] {
+    ContextScope::OwnThread();
+    const auto current = [&] {
+      CUcontext context = nullptr;
+      EXPECT_EQ(driver.calls().cuCtxGetCurrent(&context), CUDA_SUCCESS);
+      return context;
+    };
+    const ContextScope outer(driver, 0);
+    { EXPECT_OK(ContextScope(driver, 0).status()); }
+    {
+      const ContextScope inner(driver, 1);
+      EXPECT_EQ(current(), *driver.Context(1));
+      // Not served by the outer one, although that is of its device.
+      const ContextScope innermost(driver, 0);
+      EXPECT_EQ(current(), *driver.Context(0));
+    }
+    EXPECT_EQ(current(), *driver.Context(0));
+  }).join();
+}
+
 // Retained once, whoever asks and how often.
 TEST(CudaDriverTest, ContextsAreRetainedOnce) {
   const cuda_driver::Hooks& hooks = StandIn();

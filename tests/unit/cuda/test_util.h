@@ -39,6 +39,15 @@ inline MemorySpan CudaSpan(uint64_t at, size_t bytes, int device = 0) {
           .device_id = device};
 }
 
+// Where a test has made the driver fail a context may have been left current.
+inline void LeaveContexts() {
+  const api::Calls& calls = TheDriver().calls();
+  for (api::CUcontext left = nullptr;
+       calls.cuCtxGetCurrent(&left) == api::CUDA_SUCCESS && left != nullptr;) {
+    calls.cuCtxPopCurrent_v2(&left);
+  }
+}
+
 // Memory of a device, by cuMemAlloc; or managed, or of a pool.
 class GpuMemory {
  public:

@@ -64,11 +64,16 @@ class FakeEndpoint : public Endpoint {
         open->insert(id);
       }
       ~Key() override { open->erase(id); }
+      MappedRegion Mapped() const override { return mapped; }
+      MappedRegion mapped{};
       std::set<RegionId>* const open;
       const RegionId id;
     };
-    return std::make_unique<Key>(&open, region.id);
+    auto made = std::make_unique<Key>(&open, region.id);
+    made->mapped = mapped;
+    return made;
   }
+  std::shared_ptr<CopyHold> HoldOpen() override { return hold; }
 
   std::vector<RailInfo> rails{{.name = "r0"}};
   size_t space = 1000;  // for ops
@@ -83,6 +88,8 @@ class FakeEndpoint : public Endpoint {
   int imports = 0;
   std::string imported{};     // the key of the last one
   std::set<RegionId> open{};  // regions whose keys are open
+  MappedRegion mapped{};      // what keys say
+  std::shared_ptr<CopyHold> hold{};
 };
 
 class FakeBackend : public Backend {

@@ -2,8 +2,10 @@
 // asked.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/agent/staging/staging.h"
@@ -43,7 +45,7 @@ class CudaStaging : public ::testing::Test {
       pieces.push_back(
           {.address = memory_.at() + offset, .bytes = kBytes, .region = kRegion, .device = 0});
     }
-    staging_.Move(&moved_, ++key_, 0, into_slot, std::move(pieces));
+    staging_.Move(&moved_, ++key_, staging_.PlaceOf(0), into_slot, std::move(pieces));
     const bool ended = Eventually(kAmple, [&] {
       staging_.Poll();
       return moved_.ended.contains(key_);
@@ -82,7 +84,7 @@ TEST_F(CudaStaging, ADeviceThatWasNotOpenedIsRefused) {
   const GpuMemory other = GpuMemory::Plain(kBytes, 1);
   ASSERT_OK_AND_ASSIGN(cuda::DeviceSpan span, cuda::Examine(other.span()));
   staging_.AddRegion(RegionId{2}, std::move(span));
-  staging_.Move(&moved_, 1, 0, true,
+  staging_.Move(&moved_, 1, staging_.PlaceOf(0), true,
                 {{.address = other.at(), .bytes = kBytes, .region = RegionId{2}, .device = 1}});
   EXPECT_LE(staging_.NextPoll(), Now()) << "its end is there, and Poll reports it";
   EXPECT_TRUE(staging_.Poll());
@@ -105,7 +107,7 @@ TEST_F(CudaStaging, FreedMemoryIsNotTouched) {
   const uint64_t at = freed.at();
   freed.Free();
   for (int i = 0; i < 2; ++i) {
-    staging_.Move(&moved_, ++key_, 0, true,
+    staging_.Move(&moved_, ++key_, staging_.PlaceOf(0), true,
                   {{.address = memory_.at(), .bytes = kBytes, .region = kRegion, .device = 0},
                    {.address = at, .bytes = kBytes, .region = RegionId{2}, .device = 0}});
     EXPECT_TRUE(Eventually(kAmple, [&] {
@@ -115,6 +117,70 @@ TEST_F(CudaStaging, FreedMemoryIsNotTouched) {
     EXPECT_TRUE(Fails(moved_.ended[key_], absl::StatusCode::kFailedPrecondition, {"freed while"}));
   }
   EXPECT_OK(Move(true, {0}));
+}
+
+// One launch on the GPU, and one copy engine between it and the host; of few bytes the launch
+// alone.
+TEST_F(CudaStaging, ACopyEngineMovesWhatAKernelGathers) {
+  Pattern(2).Fill(memory_.bytes());
+  const auto counts = [&](bool into_slot, const std::vector<uint64_t>& offsets) {
+    const uint64_t launches = Calls("cuLaunchKernel");
+    const uint64_t copies = Calls("cuMemcpyAsync");
+    EXPECT_OK(Move(into_slot, offsets));
+    return std::pair(Calls("cuLaunchKernel") - launches, Calls("cuMemcpyAsync") - copies);
+  };
+  EXPECT_EQ(counts(true, {0, 6 << 20, 3 << 20}), std::pair(uint64_t{1}, uint64_t{1}));
+  EXPECT_EQ(counts(false, {8 << 20, 9 << 20, 10 << 20}), std::pair(uint64_t{1}, uint64_t{1}));
+  EXPECT_EQ(counts(true, {0}), std::pair(uint64_t{1}, uint64_t{0}));
+  for (const auto& [from, to] : {std::pair(0, 8), {6, 9}, {3, 10}}) {
+    EXPECT_EQ(std::memcmp(memory_.bytes().data() + (to << 20),
+                          memory_.bytes().data() + (from << 20), kBytes),
+              0)
+        << to;
+  }
+}
+
+// Those that have no part of the bounce wait for one.
+TEST_F(CudaStaging, MoreCopiesThanTheBounceHasParts) {
+  Pattern(3).Fill({staging_.At(0), Staging::kBufferBytes});
+  constexpr int kCopies = 20;
+  StandInHooks().kvxfer_standin_pause(1);
+  for (int i = 0; i < kCopies; ++i) {
+    const uint64_t at = memory_.at() + (uint64_t{2} << 20) * static_cast<uint64_t>(i);
+    staging_.Move(&moved_, ++key_, staging_.PlaceOf(0), false,
+                  {{.address = at, .bytes = 2 * kBytes, .region = kRegion, .device = 0}});
+  }
+  EXPECT_FALSE(staging_.Poll());
+  StandInHooks().kvxfer_standin_pause(0);
+  ASSERT_TRUE(Eventually(kAmple, [&] {
+    staging_.Poll();
+    return moved_.ended.size() == kCopies;
+  }));
+  for (const auto& [key, status] : moved_.ended) {
+    EXPECT_OK(status);
+    EXPECT_EQ(Pattern(3).Mismatch(memory_.bytes().subspan((key - 1) << 21, 2 * kBytes)),
+              kNoMismatch)
+        << key;
+  }
+}
+
+// A GPU whose memory the application has used up: kernels copy to and from the host.
+TEST_F(CudaStaging, WithoutABounceKernelsCopy) {
+  Staging other(Staging::kMinBytes);
+  StandInHooks().kvxfer_standin_fail("cuMemAlloc_v2", 1, cuda::api::CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_OK(other.Open(0));
+  ASSERT_OK_AND_ASSIGN(cuda::DeviceSpan span, cuda::Examine(memory_.span()));
+  other.AddRegion(kRegion, std::move(span));
+  EXPECT_NE(other.Describe().find("no memory left for copy engines"), std::string::npos);
+  Pattern(4).Fill(memory_.bytes());
+  const uint64_t copies = Calls("cuMemcpyAsync");
+  other.Move(&moved_, 1, other.PlaceOf(1), true,
+             {{.address = memory_.at(), .bytes = 4 * kBytes, .region = kRegion, .device = 0}});
+  EXPECT_TRUE(Eventually(kAmple, [&] { return other.Poll(); }));
+  EXPECT_OK(moved_.ended[1]);
+  EXPECT_EQ(Calls("cuMemcpyAsync"), copies);
+  EXPECT_EQ(Pattern(4).Mismatch({other.At(1), 4 * kBytes}), kNoMismatch);
+  other.Close();
 }
 
 }  // namespace

@@ -477,5 +477,147 @@ TEST_F(CudaStager, ACancelledOpEndsAfterItsCopy) {
   EXPECT_THAT(Ends(), ElementsAre(absl::StatusCode::kCancelled));
 }
 
+// The peer's staging memory is mapped here, and what it answers is gathered and scattered there.
+class DirectStager : public CudaStager {
+ protected:
+  DirectStager() {
+    endpoint().imports_as = absl::OkStatus();
+    endpoint().mapped = {.data = peers_.data(), .mapping = std::make_shared<int>()};
+    endpoint().hold = std::make_shared<CopyHold>();
+    keys_[0] = &beyond_;
+  }
+  FakeEndpoint& endpoint() { return static_cast<FakeEndpoint&>(*link_.link->endpoint); }
+  // Until the peer's buffers are pinned everything goes over the wire.
+  void Open(Outbound& outbound) {
+    EXPECT_EQ(Post(outbound), 0u);
+    Lend({1, 2});
+    EXPECT_NE(Post(outbound), 0u);
+    EXPECT_TRUE(Moved());
+    const uint64_t child = BeginChild();
+    EndChild(child);
+    ASSERT_OK(Answer(child));
+    EXPECT_THAT(Ends(), ElementsAre(kOpDone));
+    ASSERT_TRUE(Eventually(kAmple, [&] { return link_.link->stage->open(); }));
+    Frames();
+    children_.clear();
+  }
+  std::span<std::byte> Lent(uint32_t buffer) {
+    return {peers_.data() + buffer * Staging::kBufferBytes, kBytes};
+  }
+  bool held() { return endpoint().hold.use_count() > 1; }
+
+  HostBuffer peers_ = *HostBuffer::Allocate(Staging::kMinBytes);
+  StagedKey beyond_{79, false};
+};
+
+TEST_F(DirectStager, AWriteGoesStraightIntoTheLentBuffer) {
+  Outbound& write = Begin(TransferKind::kWrite);
+  Open(write);
+  Pattern(1).Fill(gpu_.bytes());
+  EXPECT_NE(Post(write), 0u);
+  EXPECT_TRUE(stager_.moving());
+  EXPECT_TRUE(held());
+  EXPECT_THAT(Frames(), IsEmpty()) << "the bytes are not there";
+  ASSERT_TRUE(Moved());
+  EXPECT_FALSE(held());
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStage));
+  EXPECT_EQ(stage_.when, StageWhen::kScatter);
+  EXPECT_EQ(Pattern(1).Mismatch(Lent(stage_.buffer)), kNoMismatch);
+  EXPECT_EQ(BeginChild(), 0u);
+  EXPECT_THAT(Ends(), IsEmpty());
+  ASSERT_OK(Answer(stage_.transfer));
+  EXPECT_THAT(Ends(), ElementsAre(kOpDone));
+}
+
+TEST_F(DirectStager, AReadComesStraightOutOfTheLentBuffer) {
+  Open(Begin(TransferKind::kWrite));
+  Outbound& read = Begin(TransferKind::kRead, 2);
+  EXPECT_NE(Post(read), 0u);
+  EXPECT_THAT(Frames(), ElementsAre(FrameType::kStage));
+  EXPECT_EQ(stage_.when, StageWhen::kGather);
+  EXPECT_FALSE(held()) << "a peer that does not answer must be able to go";
+  Pattern(2).Fill(Lent(stage_.buffer));
+  ASSERT_OK(Answer(stage_.transfer));
+  EXPECT_TRUE(stager_.moving());
+  EXPECT_TRUE(held());
+  ASSERT_TRUE(Moved());
+  EXPECT_EQ(BeginChild(), 0u);
+  EXPECT_THAT(Ends(), ElementsAre(kOpDone));
+  EXPECT_EQ(Pattern(2).Mismatch(gpu_.bytes()), kNoMismatch);
+}
+
+// It needs none of this agent's own, of which one peer gets few.
+TEST_F(DirectStager, ADirectOpHasNoOwnBuffer) {
+  Outbound& write = Begin(TransferKind::kWrite);
+  Open(write);
+  EXPECT_NE(Post(write), 0u);
+  EXPECT_NE(Post(write), 0u);
+  EXPECT_FALSE(runtime_.own_buffer_wanted);
+  EXPECT_EQ(Post(write), 0u) << "two were lent";
+  ASSERT_TRUE(Moved());
+}
+
+TEST_F(DirectStager, OverAConnectionThatClosesNoneBegins) {
+  Outbound& write = Begin(TransferKind::kWrite);
+  Open(write);
+  Outbound& read = Begin(TransferKind::kRead, 2);
+  EXPECT_NE(Post(read), 0u);
+  Frames();
+  endpoint().hold = nullptr;
+  ASSERT_OK(Answer(stage_.transfer));
+  EXPECT_THAT(Ends(), ElementsAre(absl::StatusCode::kAborted));
+  EXPECT_NE(Post(write), 0u);
+  ASSERT_TRUE(Moved());
+  EXPECT_NE(BeginChild(), 0u) << "over the wire";
+}
+
+TEST_F(DirectStager, TheSessionEndsWhileTheGpuCopies) {
+  Outbound& write = Begin(TransferKind::kWrite);
+  Open(write);
+  StandInHooks().kvxfer_standin_pause(1);
+  EXPECT_NE(Post(write), 0u);
+  stager_.OnSessionEnd();
+  EXPECT_THAT(Ends(), IsEmpty());
+  EXPECT_TRUE(held()) << "the target must not use its buffer meanwhile";
+  StandInHooks().kvxfer_standin_pause(0);
+  ASSERT_TRUE(Moved());
+  EXPECT_FALSE(held());
+  EXPECT_THAT(Ends(), ElementsAre(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(Frames(), IsEmpty());
+}
+
+TEST_F(DirectStager, ACancelledWriteIsNotTold) {
+  Outbound& write = Begin(TransferKind::kWrite);
+  Open(write);
+  StandInHooks().kvxfer_standin_pause(1);
+  EXPECT_NE(Post(write), 0u);
+  stager_.Cancel(write, absl::CancelledError("no more"), now_);
+  EXPECT_THAT(Ends(), IsEmpty());
+  StandInHooks().kvxfer_standin_pause(0);
+  ASSERT_TRUE(Moved());
+  EXPECT_THAT(Ends(), ElementsAre(absl::StatusCode::kCancelled));
+  EXPECT_THAT(Frames(), IsEmpty());
+  EXPECT_NE(Post(write), 0u);
+  EXPECT_NE(Post(write), 0u) << "both buffers are free";
+  ASSERT_TRUE(Moved());
+}
+
+// The GPU's context broke, and what it had begun may still write.
+TEST_F(DirectStager, ABufferInDoubtIsNotUsedAgain) {
+  Outbound& write = Begin(TransferKind::kWrite);
+  Open(write);
+  StandInHooks().kvxfer_standin_pause(1);
+  EXPECT_NE(Post(write), 0u);
+  endpoint().hold->doubt = true;
+  stager_.Cancel(write, absl::CancelledError("no more"), now_);
+  StandInHooks().kvxfer_standin_pause(0);
+  ASSERT_TRUE(Moved());
+  EXPECT_THAT(Ends(), ElementsAre(absl::StatusCode::kCancelled));
+  EXPECT_NE(Post(write), 0u);
+  EXPECT_EQ(Post(write), 0u) << "one of two is left";
+  ASSERT_TRUE(Moved());
+  EXPECT_THAT(back_, IsEmpty());
+}
+
 }  // namespace
 }  // namespace kvxfer::testing

@@ -179,6 +179,17 @@ TEST(DoctorGpu, SaysWhatIsThere) {
       {"gpu-peers", [](Host& h) { h.cuda.links[0].atomics = false; }, "cuda:0>1: as over PCIe"},
       {"gpu-ipc", [](Host& h) { h.cuda.devices[1].fd_handles = false; },
        "no descriptors of cuMemCreate on cuda:1"},
+      {"gpu-sharing",
+       [](Host& h) {
+         for (cuda::Device& device : h.cuda.devices) device.mps = true;
+       },
+       "MPS: the kernels of workers"},
+      {"gpu-sharing",
+       [](Host& h) {
+         h.cuda.devices[0].mps = true;
+         h.cuda.devices[1].mps = false;
+       },
+       "no MPS on cuda:1: workers"},
       {"gpu-direct", [](Host&) {}, "nvidia_peermem and dma-buf"},
       {"gpu-direct", [](Host& h) { h.file("/sys/module/gdrdrv/version") = "2.4"; },
        "gdrdrv is loaded too"},
@@ -233,6 +244,12 @@ TEST(DoctorGpu, EveryGpuIsALine) {
   EXPECT_THAT(DoctorText(RunChecks(*old)),
               AllOf(HasSubstr("WARNING  cuda:3 NVIDIA H100"), HasSubstr("ok       cuda:0 NVIDIA"),
                     HasSubstr("ok       cuda:7 NVIDIA"), Not(HasSubstr("ok       cuda:3"))));
+}
+
+TEST(DoctorGpu, AnOlderDriverDoesNotTellOfMps) {
+  const Finding finding = FindingOf("gpu-sharing", WellHost(), [](Host&) {});
+  EXPECT_EQ(finding.severity, Severity::kNotApplicable) << finding.what;
+  EXPECT_THAT(finding.what, HasSubstr("does not say"));
 }
 
 // On a host without GPUs the GPU checks print one line.
