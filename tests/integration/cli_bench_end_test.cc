@@ -85,6 +85,8 @@ TEST(BenchUsage, IsExitStatusTwoAndOneLine) {
       {"--timeline", "0"},
       {"--timeline", "5000"},
       {"--timeline", "5", "--latency"},
+      {"--answer", "message"},
+      {"--answer", "silence", "--latency"},
       {"--timeline", "5", "--prefill-tp", "1", "--decode-tp", "1"},
       {"--json", "--csv"},
       {"--frobnicate"}};

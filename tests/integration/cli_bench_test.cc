@@ -57,6 +57,7 @@ TEST_P(BenchModes, GiveWhatTheSchemaSays) {
     EXPECT_LE(row["p99_us"], row["p999_us"]);
     EXPECT_LE(row["p999_us"], row["max_us"]);
     EXPECT_EQ(row["latency_cdf"].back(), json({row["max_us"], 1}));
+    EXPECT_EQ(row.contains("answer"), row["workload"] == "latency");
     EXPECT_FALSE(row.contains("timeline"));
     EXPECT_GT(row["first_transfer_us"], 0);
     EXPECT_GT(row["rss_bytes"], row["bytes"]);
@@ -77,6 +78,8 @@ INSTANTIATE_TEST_SUITE_P(
                   2},
         BenchMode{"Latency", {"--latency", "-n", "50", "--backend", "tcp"}, "latency", 1},
         BenchMode{"LatencySizes", {"--latency", "-n", "20", "-s", "64,64K"}, "latency", 2},
+        BenchMode{
+            "LatencyByMessage", {"--latency", "--answer", "message", "-n", "20"}, "latency", 1},
         BenchMode{
             "BothWays", {"-b", "--total", "1M", "-s", "4K", "-n", "5", "--threads", "2"}, "raw", 1},
         BenchMode{

@@ -101,6 +101,7 @@ void Fields(Io& io, JsonRef<Io, BenchCase> bench) {
   io("memory_target", bench.memory.there);
   io("write", bench.write);
   io("latency", bench.latency);
+  io("by_message", bench.by_message);
   io("bidirectional", bench.bidirectional);
   io("threads", bench.threads);
   io("pieces", bench.pieces);

@@ -29,6 +29,7 @@ struct BenchCase {
   MemorySides memory{};
   bool write = true;
   bool latency = false;        // measures round trips of `block_bytes` in place of transfers
+  bool by_message = false;     // which are answered by a notification alone
   bool bidirectional = false;  // the targets move as much back at the same time
   uint64_t threads = 1;        // streams to each target
   uint64_t pieces = 1;         // regions of a cache

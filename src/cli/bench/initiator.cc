@@ -130,8 +130,8 @@ absl::StatusOr<LoopResult> BenchInitiator::Forward(const LoopSpec& spec, TraceSo
                                                    std::atomic<uint64_t>* moved) {
   if (trip_) {
     RoundTripSource source(cache_, spec);
-    return RunLoop(
-        spec, 1, 1, source, [this](size_t, const Request&) { return trip_->Once(); }, moved);
+    const Exchange trip = [this](size_t, const Request&) { return trip_->Once(bench_.by_message); };
+    return RunLoop(spec, 1, 1, source, trip, moved);
   }
   TimelineRecorder timeline(spec.timeline);
   const Mover mover(*agent_, links_, bench_.write, bench_.timeout, &timeline);

@@ -86,6 +86,8 @@ void DeclareWhat(CLI::App* command, BenchOptions& o) {
 void DeclareHow(CLI::App* command, BenchOptions& o) {
   command->add_flag("--latency", o.latency,
                     "Measures round trips: a notified write and the answer of the application");
+  AddChoice(command, "--answer", o.answer, {"write", "message"},
+            "What that answer is, with --latency: a notified write, or a notification alone");
   command->add_flag("-b,--bidirectional", o.bidirectional,
                     "Moves as much from the targets at the same time");
   AddNumber(command, "--threads,--num-threads,--num_threads", o.threads,
@@ -167,6 +169,7 @@ void DeclareBenchOptions(CLI::App* command, BenchOptions& o) {
   Exclude(command, "--rate", {"--bidirectional"});
   command->get_option("--arrivals")->needs(command->get_option("--rate"));
   command->get_option("--timeline")->needs(command->get_option("--json"));
+  command->get_option("--answer")->needs(command->get_option("--latency"));
   for (const char* option : {"--cache-size", "--speedup"}) {
     command->get_option(option)->needs(command->get_option("--trace"));
   }

@@ -80,6 +80,7 @@ BenchCase CommonCase(const BenchOptions& o) {
   bench.memory = ParseMemorySides(o.memory).value_or(MemorySides{});  // parsed before
   bench.write = o.op == "write";
   bench.latency = o.latency;
+  bench.by_message = o.answer == "message";
   bench.bidirectional = o.bidirectional;
   bench.threads = o.threads.value_or(1);
   bench.seed = o.seed;

@@ -41,6 +41,7 @@ struct BenchOptions {
   double speedup = 1;
 
   bool latency = false;
+  std::string answer = "write";  // of a round trip; or "message"
   bool bidirectional = false;
   std::optional<uint64_t> peers{};
   std::string scheme = "manytoone";

@@ -85,6 +85,7 @@ Row MovedFields(const BenchPlan& plan, const BenchRow& row) {
   return {{"workload", ToString(plan.workload)},
           {"backend", row.opened.backend},
           {"op", row.bench.write ? "write" : "read"},
+          {"answer", If(row.bench.latency, row.bench.by_message ? "message" : "write")},
           {"memory", row.bench.memory.here.ToString()},
           {"memory_target", row.bench.memory.there.ToString()},
           {"block_bytes", row.bench.block_bytes},

@@ -80,7 +80,8 @@ std::string BenchTable::Title() const {
   const BenchCase& first = plan_.cases[0];
   std::string text;
   if (plan_.workload == Workload::kLatency) {
-    text = absl::StrCat("round trips (notified write and answer), ", first.memory.Words());
+    text = absl::StrCat("round trips (notified write, answered by a ",
+                        first.by_message ? "message" : "write", "), ", first.memory.Words());
   } else {
     text = absl::StrCat(first.bidirectional ? "bidirectional " : "", first.write ? "write" : "read",
                         " of scattered blocks, ", first.memory.Words());

@@ -143,9 +143,13 @@ void PeerService::OnNotification(const Notification& notification) {
                            .remote = session.answer,
                            .local_ids = {&kFirst, 1},
                            .remote_ids = {&kFirst, 1}};
-  TransferOptions options;
-  options.notification = notification.payload;
   // Nothing waits for this transfer: the client sees whether the answer arrives.
+  TransferOptions options;
+  if (note->by_message) {
+    (void)agent_->Notify(session.peer, notification.payload, options);
+    return;
+  }
+  options.notification = notification.payload;
   (void)agent_->Write(session.peer, blocks, options);
 }
 

@@ -21,7 +21,8 @@
 //     What this side saw since the last report.
 //
 // The notifications of a session carry SessionNote. If prepare had `answer`, a region of the client
-// as large as the cache here, each notification is answered at once by a notified write into it.
+// as large as the cache here, each notification is answered at once: by a notified write into it,
+// or by a notification alone if the note asks for that.
 
 #ifndef KVXFER_CLI_COMMON_PEER_SERVICE_H_
 #define KVXFER_CLI_COMMON_PEER_SERVICE_H_
@@ -116,11 +117,12 @@ struct SessionRequest {
   std::vector<PagedRegion> drive{};
 };
 
-// The notification payload of pings and benchmarks: 24 bytes, little-endian.
+// The notification payload of pings and benchmarks: 25 bytes, little-endian.
 struct SessionNote {
   uint64_t session = 0;
-  uint64_t sequence = 0;  // number of the round trip, or of the transfer in the timeline; 0: none
-  int64_t posted_ns = 0;  // MonotonicNanoseconds at the sender
+  uint64_t sequence = 0;    // number of the round trip, or of the transfer in the timeline; 0: none
+  int64_t posted_ns = 0;    // MonotonicNanoseconds at the sender
+  bool by_message = false;  // the answer is a notification without a write
 
   std::string Encode() const;
   static std::optional<SessionNote> Decode(std::string_view payload);
@@ -166,7 +168,8 @@ class TargetSession {
 // One notified write and its answer, which `ping` and `bench --latency` measure.
 //
 // Writes a block with a notification. The peer's PeerService is notified and writes as many bytes
-// back, with a notification. The round trip ends when that notification arrives.
+// back, with a notification; or it sends a notification alone. The round trip ends when that
+// notification arrives.
 //
 // Thread-safety: one thread. It drives the agent while it waits, and takes all of its
 // notifications.
@@ -180,7 +183,7 @@ class RoundTrip {
 
   // One round trip. Returns the status of the write at once if that fails. Unavailable: the peer
   // was lost, and did not come back within a second or two.
-  absl::Status Once();
+  absl::Status Once(bool by_message = false);
 
   // One round trip with content that identifies its place. DataLoss: the answer differs. `took_us`
   // gets the time of the round trip alone.

@@ -84,6 +84,7 @@ void Fields(Io& io, wire::Ref<Io, SessionNote> note) {
   io.Int("session", note.session);
   io.Int("sequence", note.sequence);
   io.Int("posted_ns", note.posted_ns);
+  io.Bool("by_message", note.by_message);
 }
 
 std::string SessionNote::Encode() const { return wire::Encode(*this); }
@@ -117,13 +118,14 @@ absl::StatusOr<RoundTrip> RoundTrip::Open(Channel& channel, Agent& agent, KvCach
   return trip;
 }
 
-absl::Status RoundTrip::Once() {
+absl::Status RoundTrip::Once(bool by_message) {
   constexpr uint32_t kThere = 0;
   TransferOptions options;
-  options.notification =
-      SessionNote{
-          .session = session_.id(), .sequence = ++sequence_, .posted_ns = MonotonicNanoseconds()}
-          .Encode();
+  options.notification = SessionNote{.session = session_.id(),
+                                     .sequence = ++sequence_,
+                                     .posted_ns = MonotonicNanoseconds(),
+                                     .by_message = by_message}
+                             .Encode();
   options.deadline = timeout_;
   const absl::StatusOr<Transfer> transfer = agent_->Write(session_.peer(),
                                                           PagedBlocks{.local = cache_->regions(),

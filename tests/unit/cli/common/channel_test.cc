@@ -110,11 +110,13 @@ TEST(Json, ReadsFieldsWithoutTrust) {
 }
 
 TEST(SessionNote, TravelsWhole) {
-  const SessionNote note{.session = 0x0123456789ABCDEF, .sequence = UINT64_MAX - 1};
+  const SessionNote note{
+      .session = 0x0123456789ABCDEF, .sequence = UINT64_MAX - 1, .by_message = true};
   const auto back = SessionNote::Decode(note.Encode());
   ASSERT_TRUE(back);
   EXPECT_EQ(back->session, note.session);
   EXPECT_EQ(back->sequence, note.sequence);
+  EXPECT_TRUE(back->by_message);
   EXPECT_FALSE(SessionNote::Decode("short"));
   EXPECT_FALSE(SessionNote::Decode(std::string(17, 'x')));
 }
