@@ -46,6 +46,14 @@ def _positive(text: str) -> int:
     return value
 
 
+def _device(text: str) -> int | None:
+    if text == "dram":
+        return None
+    if not text.startswith("cuda:") or not text[5:].isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is neither dram nor cuda:N")
+    return int(text[5:])
+
+
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     names = [one.name for one in contestants.ALL]
     parser = argparse.ArgumentParser(
@@ -58,6 +66,10 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--visits", nargs="+", choices=VISITS, default=list(VISITS))
     parser.add_argument(
+        "--memory", type=_device, default=None, metavar="dram|cuda:N",
+        help="where both sides have their caches; default dram",
+    )  # fmt: skip
+    parser.add_argument(
         "--contestants", nargs="+", choices=names, default=names, metavar="NAME",
         help="only these of: " + ", ".join(names),
     )  # fmt: skip
@@ -67,10 +79,13 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace) -> dict:
-    places = find_places(ROOT)
     chosen = [one for one in contestants.ALL if one.name in options.contestants]
+    places = find_places(ROOT, any(one.kind == contestants.NIXL for one in chosen))
     models = [MODELS[name] for name in options.models]
-    plan = Plan(options.turns, options.requests, tuple(models), tuple(options.visits), options.seed)
+    plan = Plan(
+        options.turns, options.requests, tuple(models), tuple(options.visits), options.seed,
+        options.memory,
+    )  # fmt: skip
     before = machine.load_average()
     session = Session(plan, places, say)
     samples = session.run(chosen)
@@ -81,6 +96,7 @@ def _measure(options: argparse.Namespace) -> dict:
         "versions": {"kvxfer": machine.versions(ROOT)["kvxfer"], **session.versions},
         "turns": options.turns,
         "seed": options.seed,
+        "memory": "dram" if options.memory is None else f"cuda:{options.memory}",
         "load": {"before": before, "after": machine.load_average()},
         "contestants": [one.describe() for one in chosen],
         "models": [model.describe() for model in models],

@@ -14,7 +14,7 @@ class AgentSide:
         self._api, self._config, self._seen = api, options["config"], seen
         self._role = options["role"]
         self._made = 0
-        self.cache = Cache(shape["layers"], shape["blocks"], shape["block_bytes"], options["seed"])
+        self.cache = Cache(**shape, seed=options["seed"], device=options["device"])
         self.agent: Any = None
 
     def make(self) -> dict:
@@ -25,7 +25,7 @@ class AgentSide:
         self.agent = self._api.nixl_agent(
             f"{self._role}-{self._made}", self._api.nixl_agent_config(**self._config)
         )
-        self.agent.register_memory(self.cache.regions(), "DRAM")
+        self.agent.register_memory(self.cache.regions(), self.cache.kind)
         metadata = self.agent.get_agent_metadata()
         took = now() - before
         self._prepare()
@@ -41,5 +41,13 @@ class AgentSide:
     def drop(self) -> None:
         self.agent = None
 
+    def descriptors(self, rows: np.ndarray) -> Any:
+        return self.agent.get_xfer_descs(rows, self.cache.kind)
+
+    def know(self, metadata: bytes) -> str:
+        """The name of the agent that this is of, which can be reached from now on."""
+        name = self.agent.add_remote_agent(metadata)
+        return name.decode() if isinstance(name, bytes) else name
+
     def prepare_list(self, peer: str, rows: np.ndarray) -> Any:
-        return self.agent.prep_xfer_dlist(peer, self.agent.get_xfer_descs(rows, "DRAM"))
+        return self.agent.prep_xfer_dlist(peer, self.descriptors(rows))

@@ -59,10 +59,8 @@ class Decode(AgentSide):
         blob, rows = base64.b64decode(metadata), self.cache.rows(bases)
         local, remote = self.cache.descriptors(ours), self.cache.descriptors(theirs)
         began = now()
-        name = self.agent.add_remote_agent(blob)
+        self._peer = name = self.know(blob)
         added = now()
-        name = name.decode() if isinstance(name, bytes) else name
-        self._peer = name
         self._remote = self.prepare_list(name, rows)
         prepared = now()
         _, made, posted, done = self._read(local, remote, 0)
@@ -93,12 +91,33 @@ class Decode(AgentSide):
                 answer[part].append(took)
         return answer
 
+    def round_trips(self, count: int) -> dict:
+        """Writes of one block, each answered by a notification; the first half is not counted."""
+        one = np.zeros(1, dtype=np.int32)
+        times = [self._round_trip(one, b"%d" % number) for number in range(2 * count)]
+        return {"answered": times[count:]}
+
+    def _round_trip(self, one: np.ndarray, message: bytes) -> int:
+        agent, patience = self.agent, Patience("an answer")
+        began = now()
+        handle = agent.make_prepped_xfer("WRITE", self._local, one, self._remote, one, message)
+        state = agent.transfer(handle)
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        while not (notes := agent.get_new_notifs()):
+            patience.check()
+        took = now() - began
+        if state != "DONE" or [message] not in notes.values():
+            raise Failure(f"the transfer ended as {state}, the answer was {notes}")
+        agent.release_xfer_handle(handle)
+        return took
+
     def submit_lists(self, bases: list[int], ours: list[int], theirs: list[int]) -> dict:
         """Descriptors from arrays, in the order given, by initialize_xfer."""
         agent = self.agent
         here, there = self.cache.rows(self.cache.bases)[ours], self.cache.rows(bases)[theirs]
         began = now()
-        local, remote = agent.get_xfer_descs(here, "DRAM"), agent.get_xfer_descs(there, "DRAM")
+        local, remote = self.descriptors(here), self.descriptors(there)
         listed = now()
         handle = agent.initialize_xfer("READ", local, remote, self._peer, b"0")
         made = now()

@@ -24,6 +24,8 @@ _GOALS: dict[str, list[tuple[str, float, str]]] = {
     "request": [("known", 0.7, "share"), ("told", 0.7, "share")],
     "handshake": [("all", 1.0, "share")],
     "first": [("all", 1.0, "share"), ("known", 1.0, "share")],
+    "answer": [("answered", 1.0, "share")],
+    "scattered": [("known", 1.0, "share")],
     "submit_lists": [("submit", 5.0, "ms")],
     "submit_indices": [("submit", 5.0, "ms")],
 }

@@ -30,6 +30,13 @@ MODELS = {
 }
 
 
+# Single blocks of one layer.
+STRIPS = {
+    "4 KiB": Model("4 KiB", 1, 1, 4 << 10, 16384, 10),
+    "1 MiB": Model("1 MiB", 1, 1, 1 << 20, 256, 10),
+}
+
+
 def scattered(model: Model, count: int, rng: random.Random) -> tuple[list[int], list[int]]:
     """Block ids at the reader and at the owner, as an allocator gives them after long serving."""
     every = range(model.blocks)

@@ -70,7 +70,9 @@ class _Process:
 class Pair:
     """Use as a context manager."""
 
-    def __init__(self, contestant: Contestant, places: Places, cache: dict, seed: int) -> None:
+    def __init__(
+        self, contestant: Contestant, places: Places, cache: dict, seed: int, device: int | None
+    ) -> None:
         self.name = contestant.name
         self._sides: dict[str, _Process] = {}
         drop_in = contestant.kind == DROP_IN
@@ -78,7 +80,8 @@ class Pair:
         page = os.memfd_create("seen")
         try:
             os.ftruncate(page, _PAGE_BYTES)
-            options = {"config": contestant.config, "cache": cache, "seed": seed, "seen_fd": page}
+            options = {"config": contestant.config, "cache": cache, "seed": seed, "device": device,
+                       "seen_fd": page}  # fmt: skip
             for role in ROLES:
                 command = [*places.command(), json.dumps({"role": role, **options})]
                 label = f"{contestant.name}, {role} side"
@@ -110,7 +113,11 @@ class Pair:
 
     def served(self, count: int, idle: bool, do: str, **arguments: Any) -> dict:
         """What decode answers, while prefill serves ``count`` transfers."""
-        self._sides["prefill"].say({"do": "serve", "count": count, "idle": idle})
+        return self.beside({"do": "serve", "count": count, "idle": idle}, do, **arguments)
+
+    def beside(self, prefill: dict, do: str, **arguments: Any) -> dict:
+        """What decode answers, while prefill does what that order says."""
+        self._sides["prefill"].say(prefill)
         self._sides["decode"].say({"do": do, **arguments})
         return self._answers(ROLES)["decode"]
 

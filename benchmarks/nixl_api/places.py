@@ -46,12 +46,14 @@ def _output(command: list[str], **environment: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _find_python(root: Path) -> str:
-    look = (
-        "import importlib.metadata as m, sys, numpy;"
-        "{d.metadata['Name'].lower() for d in m.distributions()} & {'nixl', 'nixl-cu12'}"
-        " or sys.exit(1); print(sys.executable)"
-    )
+def _find_python(root: Path, with_nixl: bool) -> str:
+    look = "import importlib.metadata as m, sys, numpy;"
+    if with_nixl:
+        look += (
+            "{d.metadata['Name'].lower() for d in m.distributions()}"
+            " & {'nixl', 'nixl-cu12', 'nixl-cu13'} or sys.exit(1);"
+        )
+    look += "print(sys.executable)"
     environment = str(root / "tests" / "python" / "environment" / "python-env")
     given = os.environ.get("KVXFER_NIXL_PYTHON")
     tried = [[given]] if given else [[sys.executable], [environment, "run", "3.11", "--", "python"]]
@@ -59,14 +61,14 @@ def _find_python(root: Path) -> str:
         if found := _output([*command, "-c", look]):
             return found
     raise SetupError(
-        "no Python with NIXL and numpy: set KVXFER_NIXL_PYTHON, or run "
+        f"no Python with {'NIXL and ' if with_nixl else ''}numpy: set KVXFER_NIXL_PYTHON, or run "
         "`tests/python/environment/python-env setup 3.11`"
     )
 
 
-def find_places(root: Path) -> Places:
-    """SetupError."""
-    python = _find_python(root)
+def find_places(root: Path, with_nixl: bool) -> Places:
+    """SetupError. ``with_nixl``: NIXL itself is measured too."""
+    python = _find_python(root, with_nixl)
     given = os.environ.get("PYTHONPATH", "")
     path = os.environ.get("KVXFER_NIXL_PATH", "")
     built = os.pathsep.join(filter(None, (str(root / "build" / "python-dev"), given)))

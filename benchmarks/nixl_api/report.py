@@ -8,6 +8,8 @@ _TITLES = {
     ("handshake", "all"): "Handshake: add_remote_agent, prep_xfer_dlist, one block read",
     ("first", "all"): "The first request of fresh agents, with the handshake",
     ("first", "known"): "The first request of fresh agents, without the handshake",
+    ("answer", "answered"): "A write of 4 KiB with a notification, until its answer is there",
+    ("scattered", "known"): "All blocks of a memory in random order, until decode knows it",
     ("submit_lists", "submit"): "100,000 descriptors of arrays, until transfer() returns",
     ("submit_indices", "submit"): "100,000 indices of prepared lists, until transfer() returns",
 }
@@ -15,6 +17,8 @@ _PARTS = {
     "request": ("make", "post", "poll"),
     "handshake": ("create", "add", "prepare", "make", "post", "poll"),
     "first": ("create", "add", "prepare", "make", "post", "poll"),
+    "answer": ("answered",),
+    "scattered": ("make", "post", "poll"),
     "submit_lists": ("list", "make", "post", "known"),
     "submit_indices": ("make", "post", "known"),
 }
@@ -77,8 +81,9 @@ def markdown(result: dict) -> str:
         "# kvxfer's drop-in and NIXL, by NIXL's Python interface\n",
         f"{result['date']}, {machine['cpus']} CPUs {machine['cpu']}"
         f"{' (virtual)' if machine['virtual'] else ''}, {machine['memory_gib']} GiB, "
-        f"Linux {machine['kernel']}; {result['turns']} turns of each contestant, in turn; seed "
-        f"{result['seed']}; load {load['before']:.2f} before, {load['after']:.2f} after.\n",
+        f"Linux {machine['kernel']}; memory: {result['memory']}; "
+        f"{result['turns']} turns of each contestant, in turn; seed {result['seed']}; "
+        f"load {load['before']:.2f} before, {load['after']:.2f} after.\n",
         "Versions: " + ", ".join(f"{k}: {v}" for k, v in result["versions"].items()) + ".\n",
     ]
     for (what, figure), title in _TITLES.items():

@@ -7,16 +7,18 @@ from collections.abc import Callable
 
 from contestants import NIXL, Contestant
 from figures import Row, Samples
-from models import PROMPTS, Model, scattered
+from models import PROMPTS, STRIPS, Model, scattered
 from pair import Pair
 from places import Places
 
-VISITS = ("first", "steady", "submit")
+VISITS = ("first", "steady", "submit", "answer", "scattered")
+_OF_MODELS = ("first", "steady")
 
 _FRESH = 3  # pairs of agents in the same processes
 _SUBMITTED = 100_000
 _SUBMITTED_BYTES = 1024
 _SUBMISSIONS = 5
+_ROUND_TRIPS = 500
 _FIRST_PROMPT = 800
 # NIXL's configurations are all tried in so many turns. Then each visit keeps those that came so
 # near to the best of them in any figure.
@@ -32,6 +34,7 @@ class Plan:
     models: tuple[Model, ...]
     visits: tuple[str, ...]
     seed: int
+    device: int | None = None  # the GPU in whose memory caches are; None: in host memory
 
 
 def _shape(model: Model) -> dict:
@@ -76,21 +79,21 @@ class Session:
         pairs: list[tuple[str, Model | None]] = [
             (visit, model)
             for model in self._plan.models
-            for visit in ("first", "steady")
+            for visit in _OF_MODELS
             if visit in chosen
         ]
-        return pairs + ([("submit", None)] if "submit" in chosen else [])
+        return pairs + [(visit, None) for visit in chosen if visit not in _OF_MODELS]
 
     def _pair(self, contestant: Contestant, shape: dict) -> Pair:
-        pair = Pair(contestant, self._places, shape, self._plan.seed)
+        pair = Pair(contestant, self._places, shape, self._plan.seed, self._plan.device)
         self.versions[contestant.kind] = pair.version
         return pair
 
     @staticmethod
     def _meet(
         pair: Pair, model: Model, blocks: int, idle: bool, rng: random.Random
-    ) -> tuple[dict, list[int]]:
-        """Two fresh agents and their first transfer; what it took, and where prefill's cache is."""
+    ) -> tuple[dict, dict]:
+        """Two fresh agents and their first transfer; what it took, and what each said of itself."""
         made = pair.both("make")
         ours, theirs = scattered(model, blocks, rng)
         prefill = made["prefill"]
@@ -98,7 +101,7 @@ class Session:
             1, idle, "meet", metadata=prefill["metadata"], bases=prefill["bases"], ours=ours,
             theirs=theirs,
         )  # fmt: skip
-        return {**took, "create": made["decode"]["create_ns"]}, prefill["bases"]
+        return {**took, "create": made["decode"]["create_ns"]}, made
 
     def _first(
         self, contestant: Contestant, model: Model, rng: random.Random, samples: Samples
@@ -131,13 +134,35 @@ class Session:
         ids = [scattered(model, model.blocks_of(tokens), rng) for _ in range(count)]
         return pair.served(count, idle, "requests", ids=ids, seed=rng.randrange(1 << 30))
 
+    def _answer(
+        self, contestant: Contestant, _: Model | None, rng: random.Random, samples: Samples
+    ) -> None:
+        strip = Model("4 KiB", 1, 1, 4 << 10, 1, 0)
+        with self._pair(contestant, _shape(strip)) as pair:
+            _, made = self._meet(pair, strip, 1, True, rng)
+            pair.tell("prefill", "know_decode", metadata=made["decode"]["metadata"])
+            order = {"do": "answer", "count": 2 * _ROUND_TRIPS}
+            took = pair.beside(order, "round_trips", count=_ROUND_TRIPS)
+            samples.add_all(Row("answer", strip.name, 0, "polling"), took)
+
+    def _scattered(
+        self, contestant: Contestant, _: Model | None, rng: random.Random, samples: Samples
+    ) -> None:
+        for strip in STRIPS.values():
+            with self._pair(contestant, _shape(strip)) as pair:
+                self._meet(pair, strip, 1, True, rng)
+                took = self._requests(pair, strip, strip.blocks, False, rng)
+                row = Row("scattered", strip.name, 0, f"{strip.blocks:,} blocks")
+                samples.add_all(row, took)
+
     def _submit(
         self, contestant: Contestant, _: Model | None, rng: random.Random, samples: Samples
     ) -> None:
         strip = Model("strip", 1, 1, _SUBMITTED_BYTES, _SUBMITTED, 0)
         ordered = list(range(_SUBMITTED))
         with self._pair(contestant, _shape(strip)) as pair:
-            _, bases = self._meet(pair, strip, 1, True, rng)
+            _, made = self._meet(pair, strip, 1, True, rng)
+            bases = made["prefill"]["bases"]
             for order in ("in order", "shuffled"):
                 ids = {"ours": ordered, "theirs": ordered}
                 if order == "shuffled":

@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 def _version() -> str:
     if "kvxfer" in sys.modules:
         return f"drop-in of kvxfer {sys.modules['kvxfer'].__version__}"
-    for name in ("nixl", "nixl-cu12"):
+    for name in ("nixl", "nixl-cu13", "nixl-cu12"):
         try:
             return f"nixl {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:

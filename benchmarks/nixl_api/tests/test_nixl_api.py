@@ -65,7 +65,7 @@ class Report(unittest.TestCase):
     def test_every_row_is_there(self) -> None:
         chosen = [OURS, FAST, SLOW]
         result = {
-            "date": "2026-01-02 03:04 UTC", "turns": 1, "seed": 1,
+            "date": "2026-01-02 03:04 UTC", "turns": 1, "seed": 1, "memory": "dram",
             "machine": {"cpu": "a CPU", "cpus": 2, "virtual": True, "memory_gib": 8.0,
                         "kernel": "6.1"},
             "load": {"before": 0.1, "after": 0.2}, "versions": {"kvxfer": "abc"},
