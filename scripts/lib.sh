@@ -13,6 +13,7 @@ total_passed=0
 total_failed=0
 total_skipped=0
 all_failures=
+stage_log=
 count_pattern='^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$'
 
 counts() { # passed failed skipped
@@ -32,28 +33,28 @@ failures() { # LOG
     /^$/ { lines = 0 }' "$1" | awk '!seen[$0]++' | head -n 60
 }
 
-# stage NAME COMMAND...: returns 0 when nothing failed.
+# stage NAME COMMAND...: returns 0 when nothing failed. Its output is in $stage_log.
 stage() {
-  local name=$1 log rc=0 start line passed=0 failed=0 skipped=0
+  local name=$1 rc=0 start line passed=0 failed=0 skipped=0
   shift
   mkdir -p "$stage_logs"
-  log=$stage_logs/${name//[^a-zA-Z0-9]/-}.log
+  stage_log=$stage_logs/${name//[^a-zA-Z0-9]/-}.log
   start=$SECONDS
   printf '== %s\n' "$name"
-  ("$@") >"$log" 2>&1 </dev/null || rc=$?
-  line=$(grep -E "$count_pattern" "$log" | tail -n 1 || true)
+  ("$@") >"$stage_log" 2>&1 </dev/null || rc=$?
+  line=$(grep -E "$count_pattern" "$stage_log" | tail -n 1 || true)
   if [[ -n $line ]]; then
     read -r passed failed skipped < <(sed -E 's/[^0-9]+/ /g' <<<"$line")
     skipped=${skipped:-0}
   fi
   if ((rc != 0 && failed == 0)); then failed=1; fi
   if ((failed > 0)); then
-    tail -n 300 "$log"
-    printf '(the whole output: %s)\n' "${log#"$root"/}"
-    all_failures+=$(printf '\n-- %s' "$name"; echo; failures "$log")
+    tail -n 300 "$stage_log"
+    printf '(the whole output: %s)\n' "${stage_log#"$root"/}"
+    all_failures+=$(printf '\n-- %s' "$name"; echo; failures "$stage_log")
   fi
   printf '   %s: %d s, %s\n' "$name" $((SECONDS - start)) "$(counts "$passed" "$failed" "$skipped")"
-  grep '^skipped: ' "$log" | sed 's/^/   /' || true
+  grep '^skipped: ' "$stage_log" | sed 's/^/   /' || true
   total_passed=$((total_passed + passed))
   total_failed=$((total_failed + failed))
   total_skipped=$((total_skipped + skipped))

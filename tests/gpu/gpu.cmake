@@ -54,8 +54,20 @@ add_test(NAME gpu.toolkit COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/toolkit
 set_tests_properties(gpu.toolkit PROPERTIES TIMEOUT ${KVXFER_TEST_TIMEOUT} LABELS "gpu;builds"
   SKIP_RETURN_CODE 77)
 
-# The script, without what ctest runs by itself.
+# How the script judges what was measured.
+find_package(Python3 COMPONENTS Interpreter)
+if(Python3_FOUND)
+  add_test(NAME gpu.goals
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/gpu/goals_test.py)
+  set_tests_properties(gpu.goals PROPERTIES TIMEOUT ${KVXFER_TEST_TIMEOUT} LABELS gpu)
+endif()
+
+# The script, without what ctest runs by itself; a section that there is not; one by itself.
 if(TARGET kvxfer_cli)
+  add_test(NAME gpu.script_sections
+    COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/sections ${PROJECT_BINARY_DIR})
+  set_tests_properties(gpu.script_sections PROPERTIES TIMEOUT ${KVXFER_TEST_TIMEOUT} LABELS gpu
+    ENVIRONMENT "${ucx_environment}")
   add_test(NAME gpu.script
     COMMAND ${PROJECT_SOURCE_DIR}/scripts/gpu-test --stand-in ${PROJECT_BINARY_DIR})
   set_tests_properties(gpu.script PROPERTIES TIMEOUT ${KVXFER_TEST_TIMEOUT} LABELS gpu
