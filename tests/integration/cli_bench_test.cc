@@ -147,6 +147,18 @@ TEST(Bench, TakesSixtyFourPeers) {
   EXPECT_EQ(row["peer_gb_per_s"].size(), 64u);
 }
 
+// An answer by a message moves nothing back, so its fastest round trip takes about half the time.
+TEST(Bench, AnswersByAMessage) {
+  const auto fastest = [](const char* answer) {
+    const json row = RunBenchJson({"--latency", "--answer", answer, "-s", "8M", "-n", "20",
+                                   "--warmup", "2", "--backend", "tcp"})
+                         .json["results"][0];
+    EXPECT_EQ(row["answer"], answer);
+    return row["min_us"].get<double>();
+  };
+  EXPECT_LT(fastest("message"), 0.8 * fastest("write"));
+}
+
 TEST(Bench, HoldsARate) {
   const json row =
       RunBenchJson({"--total", "64K", "-s", "4K", "--rate", "500", "-n", "100"}).json["results"][0];
