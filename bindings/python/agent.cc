@@ -172,10 +172,15 @@ TransferHandle Move(const Handle& agent, const std::string& peer, const py::obje
   }
   const auto ours = ToPagedRegions(local, "local");
   const auto theirs = ToPagedRegions(remote, "remote");
-  const Ids our_ids(local_ids, "local_ids");
-  const Ids their_ids(remote_ids, "remote_ids");
-  const PagedBlocks blocks{ours, theirs, our_ids.span(), their_ids.span()};
-  return {agent, Value(Post(agent, direction, peer, blocks, options)), ready, after.event_object};
+  const Ids our_ids(local_ids, "local_ids", Ids::Where::kAnywhere);
+  const Ids their_ids(remote_ids, "remote_ids", Ids::Where::kAnywhere);
+  const PagedBlocks blocks{
+      ours, theirs, our_ids.span(), their_ids.span(), our_ids.on_gpu(), their_ids.on_gpu()};
+  // A GPU reads ids that are there while it copies.
+  const bool on_gpu = our_ids.on_gpu().address != 0 || their_ids.on_gpu().address != 0;
+  py::object kept = after.event_object;
+  if (on_gpu) kept = py::make_tuple(kept ? kept : py::none(), local_ids, remote_ids);
+  return {agent, Value(Post(agent, direction, peer, blocks, options)), ready, std::move(kept)};
 }
 
 TransferHandle Notify(const Handle& agent, const std::string& peer, const py::object& payload,

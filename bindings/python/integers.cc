@@ -44,23 +44,35 @@ void Widen(const TensorView& view, const char* name, std::vector<uint32_t>& out)
 
 }  // namespace
 
-Ids::Ids(py::handle object, const char* name) {
+Ids::Ids(py::handle object, const char* name, Where where) {
   if (IsArray(object) && !PyBytes_Check(object.ptr())) {
-    TakeArray(object, name);
+    TakeArray(object, name, where);
   } else {
     TakeSequence(object, name);
   }
 }
 
-void Ids::TakeArray(py::handle object, const char* name) {
+void Ids::TakeArray(py::handle object, const char* name, Where where) {
   const TensorView view = TensorView::Of(object, name, false);
   if (!IsInteger(view)) {
     throw py::type_error(std::string(name) + " is an array of " + view.TypeName() +
                          "; expected integers");
   }
-  if (view.kind != MemoryKind::kHost) Refuse(std::string(name) + " is not in host memory");
+  const bool on_gpu = view.kind == MemoryKind::kCuda;
+  if (view.kind != MemoryKind::kHost && !(on_gpu && where == Where::kAnywhere)) {
+    Refuse(std::string(name) + " is not in host memory");
+  }
   if (view.shape.size() != 1) {
     Refuse(std::string(name) + " is " + view.Describe() + "; expected one dimension");
+  }
+  if (on_gpu) {
+    if (view.item_bytes != 4 || (view.strides[0] != 4 && view.shape[0] > 1)) {
+      Refuse(std::string(name) + " in GPU memory is " + view.Describe() +
+             "; expected int32 or uint32 without gaps");
+    }
+    on_gpu_ = {.address = reinterpret_cast<uint64_t>(view.data),
+               .count = static_cast<uint64_t>(view.shape[0])};
+    return;
   }
   const bool aligned = reinterpret_cast<uintptr_t>(view.data) % alignof(uint32_t) == 0;
   if (view.item_bytes == 4 && aligned && (view.strides[0] == 4 || view.shape[0] <= 1)) {

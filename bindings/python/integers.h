@@ -17,22 +17,29 @@
 
 namespace kvxfer::python {
 
-// Block ids. Those of a contiguous array of uint32 or int32 stay where they are.
+// Block ids. Those of a contiguous array of uint32 or int32 stay where they are, in GPU memory too.
 class Ids {
  public:
-  // One-dimensional. TypeError: not integers; InvalidArgument names the first that is negative or
-  // too large, and the shape that is none of a list.
-  Ids(pybind11::handle object, const char* name);
+  enum class Where : uint8_t { kHost, kAnywhere };
 
+  // One-dimensional. TypeError: not integers; InvalidArgument names the first that is negative or
+  // too large, and the shape that is none of a list, or says that they are not in memory of
+  // `where`.
+  Ids(pybind11::handle object, const char* name, Where where = Where::kHost);
+
+  // Those on the host.
   std::span<const uint32_t> span() const { return span_; }
+  // Those in GPU memory, which the caller keeps alive; none: they are on the host.
+  const DeviceIds& on_gpu() const { return on_gpu_; }
 
  private:
-  void TakeArray(pybind11::handle object, const char* name);
+  void TakeArray(pybind11::handle object, const char* name, Where where);
   void TakeSequence(pybind11::handle object, const char* name);
 
   std::shared_ptr<void> hold_{};
   std::vector<uint32_t> own_{};
   std::span<const uint32_t> span_{};
+  DeviceIds on_gpu_{};
 };
 
 // A matrix of 64-bit integers by rows, wherever it lies.

@@ -58,6 +58,8 @@ struct Capabilities {
   // It listens at AgentOptions::listen, and hands metadata out there
   // (AgentOptions::serve_metadata).
   bool serves_metadata = false;
+  // It takes block lists whose ids are in GPU memory (BlockView::local_device_ids).
+  bool device_ids = false;
   size_t max_op_bytes = 0;  // bytes of one op
   // A transfer of up to so many bytes is one op on one rail: to cut it would cost and gain nothing.
   size_t whole_op_bytes = 64 * 1024;

@@ -100,6 +100,12 @@ struct Block {
   uint32_t remote_region = UINT32_MAX;  // index in BlockView::keys
 };
 
+// Ids of one side that are in GPU memory, where no CPU can read them.
+struct DeviceIdList {
+  uint64_t at = 0;               // the GPU's address of the first; 0: they are not
+  uint32_t region = UINT32_MAX;  // index in BlockView::registrations: in which they lie
+};
+
 // The checked block list of one transfer. Blocks are ordered pair by pair, each with its ids;
 // without pairs, by descriptor. The agent has checked ids, addresses and rights.
 struct BlockView {
@@ -107,6 +113,10 @@ struct BlockView {
   std::span<const BlockPieces> block_pieces{};
   const uint32_t* local_ids = nullptr;
   const uint32_t* remote_ids = nullptr;
+  // In place of local_ids or remote_ids, only for a backend that takes them
+  // (Capabilities::device_ids). They are not checked, and no RunWalk can walk the blocks.
+  DeviceIdList local_device_ids{};
+  DeviceIdList remote_device_ids{};
   std::span<const Block> descriptors{};
   // What the backend calls each region. Only those that the blocks touch need an entry.
   std::span<const Registration* const> registrations{};

@@ -94,15 +94,31 @@ struct Descriptor {
   bool operator==(const Descriptor&) const = default;
 };
 
+// Ids that are in GPU memory, a block table for example: `count` 32-bit integers without gaps, at
+// `address`, a multiple of 4. They lie in a region of this agent (MemoryKind::kCuda) on the GPU
+// whose memory is moved.
+//
+// The GPU reads them while it copies, after TransferOptions::after if that is set: they stay
+// unchanged until the transfer has ended and is quiet (Transfer::quarantined). It copies no block
+// whose id is beyond the paged regions, and the transfer fails (InvalidArgument). Ids that occur
+// twice cannot be refused: if they are the destination's, one of the two blocks arrives, or a part
+// of each. Only the backend cuda_ipc takes them.
+struct DeviceIds {
+  uint64_t address = 0;  // 0: none
+  uint64_t count = 0;
+};
+
 // Blocks by index: for every pair (local[p], remote[p]) and every i, block local_ids[i] of local[p]
 // pairs with block remote_ids[i] of remote[p]. `local` and `remote` have equal length, and their
 // block_bytes are equal pair by pair. `local_ids` and `remote_ids` have equal length. The spans are
-// read during the call only.
+// read during the call only. On either side device ids may take the place of the span.
 struct PagedBlocks {
   std::span<const PagedRegion> local{};
   std::span<const PagedRegion> remote{};
   std::span<const uint32_t> local_ids{};
   std::span<const uint32_t> remote_ids{};
+  DeviceIds local_device_ids{};
+  DeviceIds remote_device_ids{};
 };
 
 // Blocks by address: local[i] pairs with remote[i]. Both spans have equal length, and the bytes are

@@ -88,6 +88,7 @@ class GpuCopier final : public Copier {
     CUevent event = nullptr;  // of kEvent
     size_t stream = 0;        // index in streams_
     bool in_ring = false;
+    bool may_refuse = false;  // ids are in GPU memory
     uint64_t bytes = 0;
     Reach reach = Reach::kOwn;
     Time began{};           // of the first one: since when it has the GPU for itself
@@ -100,6 +101,7 @@ class GpuCopier final : public Copier {
     uint64_t paged_bytes = 0;
     size_t blocks = 0;  // ids of each side, those that are shared once
     size_t id_units = 0;
+    bool on_device = false;  // some ids are there
   };
 
   absl::Status PinList();
@@ -119,6 +121,8 @@ class GpuCopier final : public Copier {
     return *reinterpret_cast<Word*>(list_.data() + kRingUnits * sizeof(CopyUnit) +
                                     stream * kWordBytes);
   }
+  // Becomes 1 if the GPU refuses a block of that batch.
+  Word& RefusedOf(uint64_t batch) { return (&WordOf(kStreams))[batch % kMaxBatches]; }
   void MarkEnd(Batch& batch);
   absl::StatusOr<CUevent> TakeEvent();
   // NOT_READY: it runs. Another error: a fault.
@@ -134,7 +138,7 @@ class GpuCopier final : public Copier {
   std::array<CUstream, kStreams> streams_{};
   std::unique_ptr<CopyKernel> kernel_;
   std::string why_no_kernel_;
-  HostBuffer list_;  // CopyUnit[kRingUnits], then a word for each stream
+  HostBuffer list_;  // CopyUnit[kRingUnits], then WordOf each stream, then RefusedOf
   Pinned pinned_;
   UnitRing ring_{kRingUnits};
   bool words_ = false;  // the streams can write them
@@ -143,7 +147,8 @@ class GpuCopier final : public Copier {
   uint32_t parts_ = 0;
   uint32_t grids_ = 0;
   const BlockPieces* last_grid_ = nullptr;  // what the last grid was made of
-  uint64_t ids_ = 0;                        // where the ids of the last paged part are
+  uint64_t to_ids_ = 0;                     // where the ids of the last paged part are
+  uint64_t from_ids_ = 0;
   std::vector<CUevent> events_;
   std::vector<Piece> pieces_;  // scratch space
   std::vector<Piece> joined_;  // scratch space
@@ -188,7 +193,7 @@ absl::Status GpuCopier::Open() {
 }
 
 absl::Status GpuCopier::PinList() {
-  auto list = HostBuffer::Allocate(kRingUnits * sizeof(CopyUnit) + kStreams * kWordBytes,
+  auto list = HostBuffer::Allocate(kRingUnits * sizeof(CopyUnit) + (kStreams + 1) * kWordBytes,
                                    HostPages::kSmall);
   if (!list.ok()) return list.status();
   auto pinned = Pinned::Pin(&driver_, device_.ordinal, list->data(), list->size());
@@ -196,6 +201,8 @@ absl::Status GpuCopier::PinList() {
   list_ = *std::move(list);
   pinned_ = *std::move(pinned);
   for (size_t i = 0; i < kStreams; ++i) new (&WordOf(i)) Word(0);
+  static_assert(kMaxBatches * sizeof(Word) <= kWordBytes);
+  for (size_t i = 0; i < kMaxBatches; ++i) new (&RefusedOf(i)) Word(0);
   words_ = device_.stream_values;
   return absl::OkStatus();
 }
@@ -253,6 +260,7 @@ GpuCopier::Sizes GpuCopier::SizesOf(const CopyBatch& batch) {
     if (before == nullptr || !SameIds(*before, copy)) {
       sizes.blocks += copy.count;
       sizes.id_units += IdUnits(copy.count);
+      sizes.on_device |= copy.to.on_device || copy.from.on_device;
     }
     before = &copy;
   }
@@ -296,19 +304,23 @@ void GpuCopier::AddPaged(const PagedCopy& copy, const PagedCopy* before, const C
   auto* const list = reinterpret_cast<CopyUnit*>(list_.data());
   if (before == nullptr || !SameIds(*before, copy)) {
     auto* const ids = reinterpret_cast<uint32_t*>(list + at);
-    std::memcpy(ids, copy.to.ids, copy.count * sizeof(uint32_t));
-    std::memcpy(ids + copy.count, copy.from.ids, copy.count * sizeof(uint32_t));
+    const auto keep = [count = copy.count](const PagedCopy::Side& side, uint32_t* to) {
+      if (side.on_device) return reinterpret_cast<uint64_t>(side.ids);
+      std::memcpy(to, side.ids, count * sizeof(uint32_t));
+      return reinterpret_cast<uint64_t>(to);
+    };
+    to_ids_ = keep(copy.to, ids);
+    from_ids_ = keep(copy.from, ids + copy.count);
     at += IdUnits(copy.count);
-    ids_ = reinterpret_cast<uint64_t>(ids);
   }
-  part.to_ids = ids_;
-  part.from_ids = ids_ + copy.count * sizeof(uint32_t);
+  part.to_ids = to_ids_;
+  part.from_ids = from_ids_;
   if (copy.pieces != nullptr) {
     if (last_grid_ != copy.pieces) {
       params_.grids[grids_++] = MakeGrid(*copy.pieces, copy.to_local);
       last_grid_ = copy.pieces;
     }
-    part.grid = grids_ - 1;
+    part.grid = static_cast<uint16_t>(grids_ - 1);
   }
   params_.parts[parts_++] = part;
 }
@@ -375,6 +387,10 @@ absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
         batch.pieces.size(), " pieces, ", sizes.blocks, " blocks of ", sizes.paged_bytes,
         " bytes in a batch of at most ", kMaxPieces, ", ", kMaxBlocks, " and ", kMaxPagedBytes));
   }
+  if (sizes.on_device && kernel_ == nullptr) {
+    return absl::UnimplementedError(absl::StrCat("ids in GPU memory need the copy kernel (",
+                                                 why_no_kernel_, "); bring them to the host"));
+  }
   const ContextScope scope(driver_, device_.ordinal, ContextScope::For::kQueueing);
   if (!scope.status().ok()) return scope.status();
 
@@ -396,9 +412,16 @@ absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
   Batch started{.number = last_ + 1,
                 .stream = kernel_ != nullptr && most_sms_ > 0 ? 0 : (last_ + 1) % kStreams,
                 .in_ring = at.has_value(),
+                .may_refuse = sizes.on_device,
                 .bytes = sizes.bytes,
                 .reach = batch.reach};
   const CUstream stream = streams_[started.stream];
+  params_.refused = 0;
+  if (started.may_refuse) {
+    Word& refused = RefusedOf(started.number);
+    refused.store(0, std::memory_order_relaxed);
+    params_.refused = reinterpret_cast<uint64_t>(&refused);
+  }
   size_t end = at.value_or(0);
   bool begun = false;
   absl::Status status = CopyPiece(batch.before, stream, begun);
@@ -464,6 +487,10 @@ std::optional<Copier::End> GpuCopier::Poll() {
       rate_.Learn(batch.bytes, batch.reach, looked_ - batch.began, now - batch.began);
     }
     status = batch.failed;
+    if (batch.may_refuse && RefusedOf(batch.number).load(std::memory_order_relaxed) != 0) {
+      status.Update(absl::InvalidArgumentError(
+          "an id in GPU memory is beyond its paged region; blocks with such ids were not copied"));
+    }
   }
   End end = Take(std::move(status));
   if (!running_.empty()) Lead(running_.front(), now);

@@ -45,6 +45,12 @@ struct PagedCopy {
     uint64_t base = 0;    // address of block 0
     uint64_t stride = 0;  // bytes from one block to the next
     const uint32_t* ids = nullptr;
+    // The largest id that there is: a block of a larger one is not copied. The caller has checked
+    // ids on the host, so it matters for others.
+    uint32_t last = UINT32_MAX;
+    // The ids are in memory of the copier's device, at that address, which no CPU may touch. They
+    // must exist until the batch has ended, as what it copies must.
+    bool on_device = false;
   };
   Side to{};
   Side from{};
@@ -96,7 +102,8 @@ class Copier {
 
   // Begins a batch and returns its number; numbers rise. ResourceExhausted, and nothing was begun:
   // kMaxBatches are under way, pinned memory has no space for these pieces and ids (an idle copier
-  // takes kMaxPieces and kMaxBlocks), or the batch is larger than a batch may be.
+  // takes kMaxPieces and kMaxBlocks), or the batch is larger than a batch may be. Unimplemented:
+  // ids in GPU memory, and there is no copy kernel.
   // Any other error: the CUDA driver refused (bad memory, for example), and no byte of the batch
   // will move. If it refuses only a part, the batch is begun and ends with the error. Two batches
   // may run at the same time and end in any order.
@@ -107,7 +114,8 @@ class Copier {
 
   struct End {
     uint64_t batch = 0;
-    // OK: every byte is visible to all work that the device starts from now on. Otherwise nothing
+    // OK: every byte is visible to all work that the device starts from now on. InvalidArgument: of
+    // some blocks an id in GPU memory is too large; the others were copied. Otherwise nothing
     // of the batch moves from now on, as far as that can be known (broken()). In a broken context
     // each batch ends with an error and no new one can be started.
     absl::Status status{};

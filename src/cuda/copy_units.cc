@@ -161,13 +161,15 @@ CopyPart MakePart(const PagedCopy& copy, uint64_t unit_bytes) {
                 .piece_units = 1,
                 .piece_bytes = static_cast<uint32_t>(copy.bytes),
                 .unit_bytes = static_cast<uint32_t>(unit_bytes),
-                .unit_rows = 1};
+                .unit_rows = 1,
+                .to_last = copy.to.last,
+                .from_last = copy.from.last};
   uint64_t rows = 1;
   uint64_t in_row = 1;
   bool strided = false;
   if (copy.pieces != nullptr) {
     const BlockPieces::Dim& inner = copy.pieces->used_dims().back();
-    part.dim_count = copy.pieces->dim_count;
+    part.dim_count = static_cast<uint16_t>(copy.pieces->dim_count);
     in_row = inner.count;
     rows = copy.pieces->count() / in_row;
     strided = Fits(static_cast<int64_t>(inner.local_stride)) &&

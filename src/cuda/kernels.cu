@@ -29,7 +29,7 @@ __device__ __forceinline__ CopyUnit FromLane(const CopyUnit& held, uint32_t lane
 // over PCIe one of 128 bytes costs hardly more than one of 32. Then they copy unit after unit
 // together.
 extern "C" __global__ void __launch_bounds__(kCopyThreads, 3)
-    kvxfer_copy_2(const KVXFER_KERNEL_CONSTANT CopyParams params) {
+    KVXFER_COPY_KERNEL(const KVXFER_KERNEL_CONSTANT CopyParams params) {
   const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t warp = (blockIdx.x * kCopyThreads + threadIdx.x) / kWarp;
   const uint32_t warps = gridDim.x * (kCopyThreads / kWarp);

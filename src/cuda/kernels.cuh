@@ -9,7 +9,7 @@
 // distances, so that each lane has several 16-byte loads in flight whatever the pieces are.
 //
 // The entry point is extern "C" and has one parameter, a CopyParams by value:
-//   kvxfer_copy_2<<<any number of blocks, kCopyThreads>>>(CopyParams)
+//   KVXFER_COPY_KERNEL<<<any number of blocks, kCopyThreads>>>(CopyParams)
 // It copies every unit of every part once, in any order. Units do not overlap. RunCopy below does
 // on a CPU what a launch does on a GPU.
 
@@ -49,9 +49,14 @@
 
 namespace kvxfer::cuda {
 
-// The entry point's name, for cuModuleGetFunction, and its threads per block. The number in the
+// The entry point's name, also for cuModuleGetFunction, and its threads per block. The number in the
 // name must change with the layouts below, because compiled kernels may come from another build.
-inline constexpr char kCopyKernel[] = "kvxfer_copy_2";
+#define KVXFER_COPY_KERNEL kvxfer_copy_3
+#define KVXFER_TEXT_OF(name) #name
+#define KVXFER_NAME_OF(macro) KVXFER_TEXT_OF(macro)
+inline constexpr char kCopyKernel[] = KVXFER_NAME_OF(KVXFER_COPY_KERNEL);
+#undef KVXFER_NAME_OF
+#undef KVXFER_TEXT_OF
 inline constexpr uint32_t kWarp = 32;
 inline constexpr uint32_t kCopyThreads = 256;
 
@@ -81,7 +86,8 @@ struct PieceGrid {
 
 // Either `list` is the device address of CopyUnit[units], 16-byte aligned; or it is 0, and the part
 // is paged blocks: block i goes from `from + from_ids[i] * from_stride` to
-// `to + to_ids[i] * to_stride`. The ids are uint32_t at device addresses.
+// `to + to_ids[i] * to_stride`. The ids are uint32_t at device addresses. A block of which an id is
+// beyond its side's last one is not copied, and CopyParams::refused is told.
 //
 // How blocks become units: a piece longer than a unit is cut, piece_units per piece. Of shorter
 // ones a unit takes unit_rows neighbours in the innermost dim, row_units per row of pieces. A block
@@ -101,9 +107,10 @@ struct CopyPart {
   uint32_t piece_bytes = 0;
   uint32_t unit_bytes = 0;  // at most, of a piece that is cut
   uint32_t unit_rows = 0;   // pieces, at most; 1 if pieces are cut
-  uint32_t grid = 0;        // index in CopyParams::grids
-  uint32_t dim_count = 0;   // dims in use of that grid; 0: a block is one piece
-  uint32_t unused = 0;
+  uint16_t grid = 0;        // index in CopyParams::grids
+  uint16_t dim_count = 0;   // dims in use of that grid; 0: a block is one piece
+  uint32_t to_last = 0;     // the largest id that there is
+  uint32_t from_last = 0;
 };
 static_assert(sizeof(CopyPart) == 96, "the same for every compiler");
 
@@ -113,10 +120,11 @@ inline constexpr uint32_t kMaxGrids = 8;
 struct CopyParams {
   CopyPart parts[kMaxParts];
   PieceGrid grids[kMaxGrids];
+  uint64_t refused = 0;    // device address of a uint32_t that becomes 1 if a block is refused; or 0
   uint32_t count = 0;      // units of all parts
   uint32_t per_group = 1;  // units that a warp takes at a time, 1 to kMaxPerGroup
 };
-static_assert(sizeof(CopyParams) == 96 * kMaxParts + 96 * kMaxGrids + 8 &&
+static_assert(sizeof(CopyParams) == 96 * kMaxParts + 96 * kMaxGrids + 16 &&
               sizeof(CopyParams) < 4096);
 // A lane computes a unit.
 inline constexpr uint32_t kMaxPerGroup = kWarp;
@@ -308,9 +316,19 @@ KVXFER_HD void RunUnit(const CopyUnit& unit, uint32_t lane, Memory memory) {
   }
 }
 
-// Where unit `index` of paged blocks is. Reads two ids. Null ids (Memory::kMayRefuse): no rows.
+// Many lanes may, all with the same value. It is visible when the launch has ended.
 template <typename Memory>
-KVXFER_HD CopyUnit PagedUnitAt(const CopyPart& part, const PieceGrid* grids, uint32_t index,
+KVXFER_HD void Refuse(const CopyParams& params, Memory memory) {
+  if (params.refused == 0) return;
+  auto* const refused =
+      reinterpret_cast<volatile uint32_t*>(memory.Map(params.refused, sizeof(uint32_t)));
+  if (refused != nullptr) *refused = 1;
+}
+
+// Where unit `index` of paged blocks is. Reads two ids. A block that is refused has no rows; nor
+// have null ids (Memory::kMayRefuse).
+template <typename Memory>
+KVXFER_HD CopyUnit PagedUnitAt(const CopyPart& part, const CopyParams& params, uint32_t index,
                                Memory memory) {
   const uint32_t block = index / part.block_units;
   uint32_t rest = index - block * part.block_units;
@@ -327,13 +345,21 @@ KVXFER_HD CopyUnit PagedUnitAt(const CopyPart& part, const PieceGrid* grids, uin
       return unit;
     }
   }
-  unit.to = part.to + *to_id * part.to_stride;
-  unit.from = part.from + *from_id * part.from_stride;
+  // Each read once: ids in GPU memory may be written meanwhile.
+  const uint32_t to = *static_cast<const volatile uint32_t*>(to_id);
+  const uint32_t from = *static_cast<const volatile uint32_t*>(from_id);
+  if (to > part.to_last || from > part.from_last) {
+    Refuse(params, memory);
+    unit.rows = 0;
+    return unit;
+  }
+  unit.to = part.to + to * part.to_stride;
+  unit.from = part.from + from * part.from_stride;
   // The position in the row, then the row's in the other dims.
   uint32_t row = rest / part.row_units;
   rest -= row * part.row_units;
   if (part.dim_count > 0) {
-    const PieceDim* const dims = grids[part.grid].dims;
+    const PieceDim* const dims = params.grids[part.grid].dims;
     KVXFER_NO_UNROLL
     for (uint32_t i = part.dim_count - 1; i-- > 0;) {
       const auto count = static_cast<uint32_t>(dims[i].count);
@@ -370,7 +396,7 @@ KVXFER_HD CopyUnit UnitAt(const CopyParams& params, uint32_t index, Memory memor
   KVXFER_NO_UNROLL
   while (index >= params.parts[at].units) index -= params.parts[at++].units;
   const CopyPart& part = params.parts[at];
-  if (part.list == 0) return PagedUnitAt(part, params.grids, index, memory);
+  if (part.list == 0) return PagedUnitAt(part, params, index, memory);
   const auto* const unit = reinterpret_cast<const CopyUnit*>(
       memory.Map(part.list + uint64_t{index} * sizeof(CopyUnit), sizeof(CopyUnit)));
   if constexpr (Memory::kMayRefuse) {

@@ -62,7 +62,7 @@ if(Python3_FOUND)
   set_tests_properties(gpu.goals PROPERTIES TIMEOUT ${KVXFER_TEST_TIMEOUT} LABELS gpu)
 endif()
 
-# The script, without what ctest runs by itself; a section that there is not; one by itself.
+# The script, without what ctest runs by itself; an unknown section; one by itself.
 if(TARGET kvxfer_cli)
   add_test(NAME gpu.script_sections
     COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/sections ${PROJECT_BINARY_DIR})

@@ -701,7 +701,11 @@ class Agent(_Bound):
         Without ids: ``local[i]`` goes to ``remote[i]``; as many, and pairwise of as many bytes.
         With ids: for each pair of ``local[p]`` and ``remote[p]`` block ``local_ids[i]`` goes to
         block ``remote_ids[i]``; as many regions, pairwise of equal ``block_bytes``, and as many
-        ids.
+        ids. Ids may be a CUDA tensor of int32 or uint32 without gaps, in memory of this agent that
+        is registered, on the GPU whose memory is moved: the GPU reads them while it copies, after
+        ``stream``. They are kept alive; their content stays as it is until the transfer has ended
+        and is quiet. An id out of range
+        there fails the transfer; ids that occur twice are not noticed. Only over cuda_ipc.
 
         ``notification``: at most 64 KiB, handed out at the target after every byte: in ``order``
         "posted" after those before it of this agent, in "any" as soon as its own bytes are there.

@@ -76,6 +76,16 @@ absl::Status Admission::Begin(const TransferPtr& record, Link* link) {
   return absl::OkStatus();
 }
 
+// Where nobody here can read the ids, the backend gets whole blocks: their ids are all that it
+// passes on.
+void Admission::LimitUnread(const BlockList& blocks, SliceLimits& limits) {
+  limits.merged = false;
+  limits.whole_pieces = true;
+  for (const BlockPair& pair : blocks.pairs()) {
+    limits.max_bytes = std::max(limits.max_bytes, pair.local.block_bytes);
+  }
+}
+
 // How its bytes are cut into slices. Returns the lanes, where the target counts arrivals.
 std::optional<LaneBook> Admission::PrepareData(Outbound& outbound) {
   const internal::TransferRecord& record = *outbound.record;
@@ -96,6 +106,7 @@ std::optional<LaneBook> Admission::PrepareData(Outbound& outbound) {
                                              op_bytes, whole_bytes),
                      .max_pieces = op_pieces,
                      .merged = op_pieces <= kFewPieces};
+  if (record.blocks.ids_on_gpu()) LimitUnread(record.blocks, outbound.limits);
   const bool counted = record.kind == TransferKind::kWrite && !outbound.staged &&
                        capabilities.arrival == Arrival::kImmediate;
   if (!counted) return std::nullopt;
@@ -109,6 +120,15 @@ absl::Status Admission::ResolveRegions(Outbound& outbound) {
   if (record.incarnation != parts_.peer->incarnation) {
     return absl::FailedPreconditionError(
         absl::StrCat("peer ", parts_.peer->name, " was replaced by a new incarnation"));
+  }
+  if (record.blocks.ids_on_gpu()) {
+    const size_t most = parts_.runtime->backends[backend]->capabilities().max_op_bytes;
+    for (const BlockPair& pair : record.blocks.pairs()) {
+      if (pair.local.block_bytes <= most) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "blocks of ", pair.local.block_bytes, " bytes whose ids are in GPU memory: at most ",
+          most, "; bring the ids to the host"));
+    }
   }
   outbound.registrations.resize(record.local->regions().size());
   outbound.keys.resize(record.remote->regions().size());

@@ -60,6 +60,7 @@ class Admission final : public Sender::User {
   absl::Status ResolveRegions(Outbound& outbound);
   absl::Status ResolveStaged(Outbound& outbound);
   std::optional<LaneBook> PrepareData(Outbound& outbound);
+  static void LimitUnread(const BlockList& blocks, SliceLimits& limits);
 
   const Parts parts_;
   User* const user_;

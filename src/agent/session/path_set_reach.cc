@@ -34,6 +34,10 @@ absl::Status PathSet::WhyBeyond(const Link& link, const internal::TransferRecord
 PathSet::Reach PathSet::ReachOf(const Path& path, const internal::TransferRecord& record) const {
   if (record.blocks.total_bytes() == 0) return Reach::kNative;
   if (!record.cuda) return path.host ? Reach::kNative : Reach::kNone;
+  const bool ids_on_gpu = record.blocks.ids_on_gpu();
+  if (ids_on_gpu && !runtime_->backends[path.backend]->capabilities().device_ids) {
+    return Reach::kNone;
+  }
   bool native = true;
   bool staged_here = false;
   bool staged_there = false;
@@ -47,7 +51,7 @@ PathSet::Reach PathSet::ReachOf(const Path& path, const internal::TransferRecord
     native &= ReachesRemote(path, region);
     staged_there |= region.kind == MemoryKind::kCuda;
   }
-  if (native) return Reach::kNative;
+  if (native || ids_on_gpu) return native ? Reach::kNative : Reach::kNone;
   const bool can = path.host && (!staged_here || runtime_->memory.StagesOver(path.backend)) &&
                    (!staged_there || regions_->staging_buffers() > 0);
   return can ? Reach::kStaged : Reach::kNone;
@@ -113,6 +117,9 @@ absl::Status PathSet::NoWay(const internal::TransferRecord& record,
   }
   if (cuda(record.local, record.blocks.local_regions()) && !runtime_->staging.open()) {
     no_stage = "this agent has none (AgentOptions::staging_bytes, KVXFER_STAGING_BYTES)";
+  }
+  if (record.blocks.ids_on_gpu()) {
+    no_stage = "its ids are in GPU memory, where only a GPU reads them; bring them to the host";
   }
   return absl::Status(why.code(), absl::StrCat(why.message(),
                                                ": no backend takes this GPU memory at both ends, "

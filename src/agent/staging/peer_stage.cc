@@ -38,6 +38,13 @@ void LogFailure(std::string_view why) {
 
 }  // namespace
 
+bool PeerStage::Suits(int device) {
+  const cuda::Driver* const driver = cuda::Driver::IfInUse();
+  if (driver == nullptr) return false;
+  const auto gpu = driver->device(device);
+  return gpu.ok() && !(*gpu)->mps.value_or(false);
+}
+
 PeerStage::PeerStage(MappedRegion region, uint64_t bytes, int device)
     : memory_(std::make_shared<Memory>(std::move(region))) {
   try {

@@ -22,6 +22,10 @@ namespace kvxfer {
 
 class PeerStage {
  public:
+  // Whether copies of `device` may go there. Not under MPS: the work of a process that was killed
+  // may go on in the MPS server after its end, and nothing would tell the peer when it has ended.
+  static bool Suits(int device);
+
   // Begins to pin `region`, the peer's staging memory of `bytes`, for the GPUs of this process, of
   // which `device` is one.
   PeerStage(MappedRegion region, uint64_t bytes, int device);

@@ -62,20 +62,23 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, const BlockRange& blocks) 
 bool Stager::Direct(const StagedOp& op) const {
   Link* const link = op.outbound->link;
   if (!op.moves || !op.answers || link == nullptr) return false;
-  if (link->stage == nullptr) {
-    if (link->stage_tried) return false;
-    const auto key =
-        link->KeyOf(*regions_, regions_->staging_region(), *runtime_->backends[link->backend]);
-    link->stage_tried = !absl::IsUnavailable(key.status());
-    MappedRegion mapped = key.ok() ? (*key)->Mapped() : MappedRegion();
-    if (mapped.data == nullptr) return false;
-    RunWalk walk(op.blocks);
-    while (LocalOf(walk.run()).device < 0) walk.Next();
-    link->stage = std::make_unique<PeerStage>(std::move(mapped),
-                                              regions_->staging_buffers() * Staging::kBufferBytes,
-                                              LocalOf(walk.run()).device);
-  }
-  return link->stage->open() && link->endpoint->HoldOpen() != nullptr;
+  if (link->stage_tried && (link->stage == nullptr || !link->stage->open())) return false;
+  if (link->endpoint->HoldOpen() == nullptr) return false;
+  if (!link->stage_tried) OpenStage(op, *link);
+  return link->stage != nullptr && link->stage->open();
+}
+
+void Stager::OpenStage(const StagedOp& op, Link& link) const {
+  RunWalk walk(op.blocks);
+  while (LocalOf(walk.run()).device < 0) walk.Next();
+  const int device = LocalOf(walk.run()).device;
+  const auto key =
+      link.KeyOf(*regions_, regions_->staging_region(), *runtime_->backends[link.backend]);
+  link.stage_tried = !absl::IsUnavailable(key.status());
+  MappedRegion mapped = key.ok() ? (*key)->Mapped() : MappedRegion();
+  if (mapped.data == nullptr || !PeerStage::Suits(device)) return;
+  link.stage = std::make_unique<PeerStage>(
+      std::move(mapped), regions_->staging_buffers() * Staging::kBufferBytes, device);
 }
 
 // Takes all buffers that the op needs, or none. So an op that holds one buffer never waits for

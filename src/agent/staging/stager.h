@@ -148,6 +148,7 @@ class Stager final : private Staging::User {
     BlockRange blocks{};
   };
   bool Direct(const StagedOp& op) const;
+  void OpenStage(const StagedOp& op, Link& link) const;
   bool TakeBuffers(StagedOp& op);
   std::optional<uint32_t> TakeOwn();
   std::vector<uint64_t> ChildrenOf(const Outbound& outbound) const;

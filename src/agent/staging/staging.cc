@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -99,6 +100,12 @@ void Staging::TakeMade() {
 }
 
 void Staging::Close() {
+  for (auto& [device, gpu] : gpus_) {
+    while (!gpu.copier->idle()) {
+      TakeEnds(device, gpu);
+      std::this_thread::yield();
+    }
+  }
   gpus_.clear();
   jobs_.clear();
 }
@@ -193,7 +200,7 @@ void Staging::CopyHost(const Job& job) {
 }
 
 void Staging::Begin(Job& job) {
-  if (job.devices.empty()) return;
+  if (job.devices.empty() || WaitsForBounce(job)) return;
   absl::Status status = job.left.empty() ? CheckAlive(job) : absl::OkStatus();
   while (status.ok() && !job.devices.empty()) {
     status = BeginOn(job, *job.devices.begin());
@@ -205,6 +212,12 @@ void Staging::Begin(Job& job) {
   job.devices.clear();
 }
 
+// Its one GPU has no part left; it begins at a later Poll.
+bool Staging::WaitsForBounce(const Job& job) const {
+  const auto gpu = job.bounces ? gpus_.find(*job.devices.begin()) : gpus_.end();
+  return gpu != gpus_.end() && gpu->second.bounce.at() != 0 && gpu->second.parts.empty();
+}
+
 absl::Status Staging::BeginOn(Job& job, int device) {
   const auto it = gpus_.find(device);
   if (it == gpus_.end()) {
@@ -212,11 +225,8 @@ absl::Status Staging::BeginOn(Job& job, int device) {
         absl::StrCat("memory of GPU ", device, " was registered without staging"));
   }
   Gpu& gpu = it->second;
-  uint64_t bounce = 0;
-  if (job.bounces && gpu.bounce.at() != 0) {
-    if (gpu.parts.empty()) return absl::ResourceExhaustedError("the bounce is in use");
-    bounce = gpu.parts.back();
-  }
+  const bool bounces = job.bounces && gpu.bounce.at() != 0;
+  const uint64_t bounce = bounces ? gpu.parts.back() : 0;
   const auto batch = gpu.copier->Start(BatchOf(job, device, bounce));
   // If no batch is under way, the copier was not full: the CUDA driver lacked memory, and waiting
   // would not help.

@@ -156,6 +156,7 @@ class Staging {
   absl::Status CheckAlive(const Job& job);
   static void CopyHost(const Job& job);
   void Begin(Job& job);
+  bool WaitsForBounce(const Job& job) const;
   absl::Status BeginOn(Job& job, int device);
   cuda::CopyBatch BatchOf(const Job& job, int device, uint64_t bounce);
   void TakeEnds(int device, Gpu& gpu);

@@ -39,6 +39,7 @@ CudaIpcBackend::CudaIpcBackend(const BackendContext& context)
       info_{.name = "cuda_ipc",
             .capabilities = {.arrival = Arrival::kCopied,
                              .memory_kinds = BitOf(MemoryKind::kCuda),
+                             .device_ids = true,
                              .max_op_bytes = kMaxOpBytes,
                              .whole_op_bytes = kMaxOpBytes,
                              .max_op_pieces = kMaxOpPieces,

@@ -17,6 +17,15 @@ const std::shared_ptr<PeerRegion>& RegionOf(const Run& run) {
   return static_cast<const CudaIpcRemoteKey&>(*run.key).region();
 }
 
+// The largest id of a region that has blocks. An id has 32 bits.
+uint32_t LastOf(const PagedRegion& region) {
+  return static_cast<uint32_t>(std::min<uint64_t>(region.count - 1, UINT32_MAX));
+}
+
+bool HasIdsOnGpu(const BlockView& view) {
+  return view.local_device_ids.at != 0 || view.remote_device_ids.at != 0;
+}
+
 }  // namespace
 
 CopyQueue::~CopyQueue() { Wait(nullptr); }
@@ -78,10 +87,13 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
   Batch batch;
   uint64_t bytes = 0;
   size_t blocks = 0;
-  while (!lane.waiting.empty()) {
+  bool alone = false;
+  while (!lane.waiting.empty() && !(alone && !batch.ops.empty())) {
     const Ops::iterator posted = lane.waiting.front();
     const BlockRange& range = posted->op.blocks;
-    const bool fits = blocks + range.pieces <= kBatchBlocks &&
+    // What the GPU finds wrong with ids is the end of the batch, so their op has one for itself.
+    alone = HasIdsOnGpu(*range.view);
+    const bool fits = !alone && blocks + range.pieces <= kBatchBlocks &&
                       bytes + range.bytes <= lane.copier->BatchBytes(reach_);
     if (!batch.ops.empty() && !fits) break;
     lane.waiting.pop_front();
@@ -128,6 +140,7 @@ absl::Status CopyQueue::AddOp(int device, const Lane& lane, const Posted& posted
   touched_.clear();
   sides_ = {};
   absl::Status status;
+  UseIds(*posted.op.blocks.view);
   for (PairWalk walk(posted.op.blocks); status.ok() && !walk.done(); walk.Next()) {
     status = walk.pair() != nullptr && posted.by_ids
                  ? AddBlocks(device, posted.op, walk, batch)
@@ -172,14 +185,19 @@ absl::Status CopyQueue::AddBlocks(int device, const Op& op, const PairWalk& bloc
     absl::Status usable = UseSides(device, local, region, batch);
     if (!usable.ok()) return usable;
   }
-  if (!sides_.at) return AddRuns(device, op, blocks.range(), batch);
+  if (!sides_.at) return AddRuns(device, op, blocks.range(), batch);  // ids are on the host
   const bool one_piece = pair.pieces == BlockPair::kOnePiece;
   const uint32_t first = pair.first_id + blocks.first_id();
-  const cuda::PagedCopy::Side here{
-      .base = pair.local.base, .stride = pair.local.stride, .ids = view.local_ids + first};
+  const cuda::PagedCopy::Side here{.base = pair.local.base,
+                                   .stride = pair.local.stride,
+                                   .ids = ids_.local + first,
+                                   .last = LastOf(pair.local),
+                                   .on_device = view.local_device_ids.at != 0};
   const cuda::PagedCopy::Side there{.base = *sides_.at + (pair.remote.base - region->base()),
                                     .stride = pair.remote.stride,
-                                    .ids = view.remote_ids + first};
+                                    .ids = ids_.remote + first,
+                                    .last = LastOf(pair.remote),
+                                    .on_device = view.remote_device_ids.at != 0};
   const bool writes = op.kind == OpKind::kWrite;
   const BlockPieces* const pieces = one_piece ? nullptr : &view.block_pieces[pair.pieces];
   paged_.push_back({.to = writes ? there : here,
@@ -189,6 +207,19 @@ absl::Status CopyQueue::AddBlocks(int device, const Op& op, const PairWalk& bloc
                     .pieces = pieces,
                     .to_local = !writes});
   return absl::OkStatus();
+}
+
+// Ids in GPU memory are read there, as blocks are.
+void CopyQueue::UseIds(const BlockView& view) {
+  ids_ = {.local = view.local_ids, .remote = view.remote_ids};
+  for (const auto& [ids, used] :
+       {std::pair(&view.local_device_ids, &ids_.local), {&view.remote_device_ids, &ids_.remote}}) {
+    if (ids->at == 0) continue;
+    *used = reinterpret_cast<const uint32_t*>(ids->at);
+    const auto& at = static_cast<const CudaIpcRegistration&>(*view.registrations[ids->region]);
+    at.watched().Touch(at.watched().span().base, at.watched().span().bytes, rounds_);
+    Touch(&at.watched());
+  }
 }
 
 // Once for a pair of regions, as long as they do not alternate: whether the memory is there.

@@ -128,6 +128,7 @@ class CopyQueue {
   void BeginBatch();
   absl::Status AddOp(int device, const Lane& lane, const Posted& posted, Batch& batch);
   absl::Status AddBlocks(int device, const Op& op, const PairWalk& blocks, Batch& batch);
+  void UseIds(const BlockView& view);
   absl::Status UseSides(int device, const CudaIpcRegistration& local,
                         const std::shared_ptr<PeerRegion>& region, Batch& batch);
   absl::Status AddRuns(int device, const Op& op, const BlockRange& range, Batch& batch);
@@ -152,6 +153,12 @@ class CopyQueue {
   std::vector<cuda::Piece> pieces_;
   std::vector<cuda::PagedCopy> paged_;
   cuda::Reach reach_ = cuda::Reach::kOwn;
+  // The ids of the op that is being added, wherever they are.
+  struct Ids {
+    const uint32_t* local = nullptr;
+    const uint32_t* remote = nullptr;
+  };
+  Ids ids_;
   // The two sides of the last blocks that went by their ids, and where the GPU finds the remote
   // one; nothing: one of them is in several parts.
   struct Sides {

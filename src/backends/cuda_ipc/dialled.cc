@@ -94,10 +94,49 @@ absl::Status CudaIpcDialledEndpoint::CheckOp(const Op& op) {
   last_local_ = nullptr;
   last_key_ = nullptr;
   by_ids_ = true;
+  const BlockView* const view = op.blocks.view;
+  if (view != nullptr && (view->local_device_ids.at != 0 || view->remote_device_ids.at != 0)) {
+    return CheckUnread(op);
+  }
   for (PairWalk walk(op.blocks); !walk.done(); walk.Next()) {
     absl::Status good =
         walk.pair() != nullptr ? CheckBlocks(op, walk) : CheckRuns(op, walk.range());
     if (!good.ok()) return good;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaIpcDialledEndpoint::NotOfThis() {
+  return absl::InvalidArgumentError(
+      "cuda_ipc: blocks without a registration, or with a key of another connection");
+}
+
+// Ids in GPU memory cannot be read here. So the op must consist of whole blocks that a GPU can
+// address, whatever the ids are; and that GPU must have the ids.
+absl::Status CudaIpcDialledEndpoint::CheckUnread(const Op& op) {
+  const BlockView& view = *op.blocks.view;
+  const auto bad = [](std::string_view why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cuda_ipc: ids in GPU memory: ", ToAbsl(why), "; bring the ids to the host"));
+  };
+  for (PairWalk walk(op.blocks); !walk.done(); walk.Next()) {
+    if (walk.pair() == nullptr) return bad("blocks are too large for one operation");
+    const BlockPair& pair = *walk.pair();
+    const auto* const here =
+        static_cast<const CudaIpcRegistration*>(view.registrations[pair.local_region]);
+    const auto* const there = static_cast<const CudaIpcRemoteKey*>(view.keys[pair.remote_region]);
+    if (here == nullptr || there == nullptr || there->endpoint() != this) return NotOfThis();
+    if (here->parts() != 1 || !there->region()->one_part() ||
+        !CopyQueue::Holds(view, pair, *here, *there->region())) {
+      return bad("a region consists of several allocations, or its blocks leave it");
+    }
+    if (absl::Status good = CheckSides(here, there, op.kind); !good.ok()) return good;
+  }
+  for (const DeviceIdList* const ids : {&view.local_device_ids, &view.remote_device_ids}) {
+    if (ids->at == 0) continue;
+    const auto* const at = static_cast<const CudaIpcRegistration*>(view.registrations[ids->region]);
+    const bool there = at != nullptr && op_devices_ == std::vector<int>{at->device()};
+    if (!there) return bad("they are not on the one GPU that copies");
   }
   return absl::OkStatus();
 }
@@ -145,10 +184,7 @@ absl::Status CudaIpcDialledEndpoint::CheckSides(const CudaIpcRegistration* here,
 absl::Status CudaIpcDialledEndpoint::CheckRun(const Run& run) const {
   const auto* const here = static_cast<const CudaIpcRegistration*>(run.registration);
   const auto* const there = static_cast<const CudaIpcRemoteKey*>(run.key);
-  if (here == nullptr || there == nullptr || there->endpoint() != this) {
-    return absl::InvalidArgumentError(
-        "cuda_ipc: a run without a registration, or with a key of another connection");
-  }
+  if (here == nullptr || there == nullptr || there->endpoint() != this) return NotOfThis();
   const PeerRegion& region = *there->region();
   if (here->Contains(run.local, run.bytes) &&
       Holds(region.base(), region.bytes(), run.remote, run.bytes)) {

@@ -86,6 +86,8 @@ class CudaIpcDialledEndpoint final : public CudaIpcEndpoint, private CopyUser {
 
   // --- ops ---
   absl::Status CheckOp(const Op& op);
+  absl::Status CheckUnread(const Op& op);
+  static absl::Status NotOfThis();
   absl::Status CheckBlocks(const Op& op, const PairWalk& blocks);
   absl::Status CheckRuns(const Op& op, const BlockRange& range);
   absl::Status CheckRun(const Run& run) const;

@@ -46,6 +46,7 @@ class PeerRegion {
   absl::Status OpenMissing(int device);
   // All parts have been received.
   bool whole() const { return parts_.size() == expected_; }
+  bool one_part() const { return expected_ == 1; }
   uint64_t base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
   Access access() const { return access_; }

@@ -154,7 +154,7 @@ void ShmAcceptedEndpoint::OnEnd(const absl::Status& cause) {
     // OnExit follows.
     closing_ = true;
     why_ = why;
-    UnwatchSocket();
+    StopReceiving();
     return;
   }
   GoDown(why);

@@ -7,7 +7,7 @@
 // by shutdown(), which works although a forked child has a copy of the socket. If the peer dies and
 // a child's copy hides that, the pidfd shows it.
 //
-// Of a peer whose GPUs copied here (kHold) the end of the socket is no proof: a process that dies
+// If the peer's GPUs copied here (kHold), the end of the socket is no proof: a process that dies
 // closes its sockets before its GPUs have stopped. It must have said kQuiet, or its pidfd must show
 // the exit, which the kernel reports after it has closed the GPUs.
 //

@@ -79,6 +79,9 @@ class Channel final : private net::RingPair::Socket {
   // Something waits for the socket, rather than for the ring.
   bool socket_queued() const { return !queue_.empty(); }
 
+  // Nothing can be sent any more.
+  bool broken() const { return broken_; }
+
   // Withdraws the kFile frame of `id` if it has not been sent yet. True: withdrawn.
   bool DropQueuedFile(uint64_t id);
 

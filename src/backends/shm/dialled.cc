@@ -20,6 +20,8 @@ namespace {
 
 // How long messages that were sent before Shutdown wait for the peer to take them.
 constexpr Duration kLinger = std::chrono::seconds(1);
+// How long kQuiet waits: without it the peer would wait for the end of this process.
+constexpr Duration kQuietLinger = std::chrono::seconds(10);
 
 absl::Status ProbeMapped(const Channel::Frame& frame, uint64_t value) {
   if (!frame.file.valid()) {
@@ -180,12 +182,15 @@ void ShmDialledEndpoint::Shutdown(absl::Status why) {
   closing_ = true;
   why_ = std::move(why);
   if (!channel_.queued()) return OnEnd(why_);
-  Linger();
+  Linger(kLinger);
 }
 
-void ShmDialledEndpoint::Linger() {
-  linger_until_ = Now() + kLinger;
-  hub_->lingering.push_back(this);
+// The list is in the order of the deadlines.
+void ShmDialledEndpoint::Linger(Duration longest) {
+  linger_until_ = Now() + longest;
+  const auto later = std::ranges::find_if(
+      hub_->lingering, [this](const auto* other) { return other->linger_until_ > linger_until_; });
+  hub_->lingering.insert(later, this);
 }
 
 void ShmDialledEndpoint::OnFlushed() {
@@ -199,13 +204,16 @@ void ShmDialledEndpoint::OnEnd(const absl::Status& cause) {
   std::erase(hub_->held, this);
   if (!std::exchange(closing_, true)) why_ = cause;
   if (held()) {
-    Unwatch();  // of the peer nothing matters any more
+    Unwatch();  // what the peer does does not matter any more
     hub_->held.push_back(this);
     return;
   }
   SayQuiet();
   channel_.Flush();
-  if (quiet_said_ && channel_.queued() && linger_until_ == Time{}) return Linger();
+  if (quiet_said_ && channel_.queued() && !std::exchange(quiet_lingers_, true)) {
+    WatchForSpace();
+    return Linger(kQuietLinger);
+  }
   GoDown(why_);
 }
 
@@ -215,6 +223,8 @@ std::shared_ptr<CopyHold> ShmDialledEndpoint::HoldOpen() {
     hold_ = std::make_shared<CopyHold>();
     SendFrame(FrameType::kHold, {});
   }
+  // Until kHold is with the other side, the end of the socket would prove to it that no GPU copies.
+  if (hold_->doubt || channel_.broken() || channel_.socket_queued()) return nullptr;
   return hold_;
 }
 

@@ -49,7 +49,7 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   Time linger_until() const { return linger_until_; }
   void OnLingerDeadline() { OnEnd(why_); }
   // A GPU copies, as far as the agent says.
-  bool held() const { return hold_.use_count() > 1 && !hold_->doubt; }
+  bool held() const { return hold_.use_count() > 1; }
   // It was held after its end, and is not any more.
   void OnReleased() { OnEnd(why_); }
 
@@ -70,7 +70,7 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   absl::StatusOr<std::unique_ptr<RemoteKey>> ImportMapped(const RemoteRegion& region,
                                                           const RegionKey& key);
   std::string Path() const;
-  void Linger();
+  void Linger(Duration longest);
   void SayQuiet();
 
   Copier copier_;
@@ -79,6 +79,7 @@ class ShmDialledEndpoint final : public ShmEndpoint {
   absl::Status why_;                // of Shutdown, or of what else ended it
   std::shared_ptr<CopyHold> hold_;  // null: no GPU has copied
   bool quiet_said_ = false;
+  bool quiet_lingers_ = false;
   Time linger_until_{};
   absl::Status mapped_;  // OK, or why the peer's memfds cannot be mapped
   absl::Status attach_;  // OK, or why its other memory cannot be attached

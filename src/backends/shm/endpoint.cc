@@ -38,14 +38,19 @@ absl::Status ShmEndpoint::WatchPeer(PeerProcess peer) {
   return Annotate(added, "shm");
 }
 
-void ShmEndpoint::UnwatchSocket() {
+void ShmEndpoint::StopReceiving() {
   if (std::exchange(watching_socket_, false)) hub_->reactor->Remove(channel_.fd());
+  if (std::exchange(watching_rings_, false)) std::erase(hub_->ringed, this);
+}
+
+void ShmEndpoint::WatchForSpace() {
+  if (watching_socket_) return UpdateSocketWatch();
+  wants_write_ = watching_socket_ = hub_->reactor->Add(channel_.fd(), this, EPOLLOUT).ok();
 }
 
 void ShmEndpoint::Unwatch() {
-  UnwatchSocket();
+  StopReceiving();
   if (std::exchange(watching_process_, false)) hub_->reactor->Remove(peer_.pidfd());
-  if (std::exchange(watching_rings_, false)) std::erase(hub_->ringed, this);
 }
 
 absl::Status ShmEndpoint::OfferRings() {

@@ -55,7 +55,9 @@ class ShmEndpoint : public Endpoint, private net::Watcher {
   bool Drain(size_t frames);
   void SendFrame(FrameType type, std::string_view body, int file = -1);
   // The socket has ended, and would be readable for ever.
-  void UnwatchSocket();
+  void StopReceiving();
+  // Of a socket that is not watched: what waits in the queue is sent when it has space.
+  void WatchForSpace();
   void Unwatch();
   // Closes the socket and reports kDown, which is the last event.
   void GoDown(const absl::Status& why);

@@ -44,7 +44,7 @@ struct Hub {
   std::vector<std::unique_ptr<ShmAcceptedEndpoint>> embryos;
   std::vector<ShmAcceptedEndpoint*> authorised;  // and not down: these are sent every memfd
   std::deque<ShmDialledEndpoint*> busy;          // with copies to do, the next one first
-  std::deque<ShmDialledEndpoint*> lingering;     // shut down, with messages to send; oldest first
+  std::deque<ShmDialledEndpoint*> lingering;     // shut down, with frames to send; by deadline
   std::vector<ShmDialledEndpoint*> held;         // ended, but for copies of GPUs (HoldOpen)
   std::vector<ShmEndpoint*> ringed;              // those that have rings
   net::RingChoice ring_choice;

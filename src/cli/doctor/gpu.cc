@@ -149,13 +149,13 @@ Findings GpuSharing(const SystemView& view) {
   if (with.size() == cuda.devices.size()) {
     return Ok("MPS: the kernels of workers that share a GPU run side by side");
   }
-  if (with.empty() && without.empty()) {
+  if (without.empty()) {
     return NotApplicable("this driver does not say whether MPS is on");
   }
   return Ok(
       absl::StrCat("no MPS on ", GpuNames(without),
-                   ": workers that share a GPU take turns on it, which costs a small transfer "
-                   "between them some 300 us; nvidia-cuda-mps-control -d"));
+                   ": workers that share a GPU take turns on it, which small transfers between "
+                   "them wait for; nvidia-cuda-mps-control -d"));
 }
 
 Findings GpuPinned(const SystemView& view) {

@@ -156,28 +156,67 @@ absl::Status CheckIdsInRange(std::string_view side, std::span<const uint32_t> id
                                                  *at, ", but ", Named(side, region), valid));
 }
 
+// One side of a list of paged blocks.
+struct Side {
+  std::string_view name;
+  std::span<const PagedRegion> regions;
+  std::span<const uint32_t> ids;
+  DeviceIds device_ids;
+
+  size_t count() const { return device_ids.address != 0 ? device_ids.count : ids.size(); }
+};
+Side LocalOf(const PagedBlocks& blocks) {
+  return {kLocal, blocks.local, blocks.local_ids, blocks.local_device_ids};
+}
+Side RemoteOf(const PagedBlocks& blocks) {
+  return {kRemote, blocks.remote, blocks.remote_ids, blocks.remote_device_ids};
+}
+
 // Copies the ids of one side, and checks the copy. Returns a number that no id exceeds.
 template <typename Pairs>
-absl::StatusOr<uint32_t> KeepIds(std::string_view side, std::span<const uint32_t> ids,
-                                 const Pairs& pairs, PagedRegion BlockPair::*region_of,
-                                 uint32_t* to) {
+absl::StatusOr<uint32_t> KeepIds(const Side& side, const Pairs& pairs,
+                                 PagedRegion BlockPair::*region_of, uint32_t* to) {
   const size_t region = SmallestRegion(pairs, region_of);
   const uint64_t count = (pairs[region].*region_of).count;
-  const CopiedIds copied = CopyIds(ids, std::max<uint64_t>(count, 1), to);
+  if (side.device_ids.address != 0) {
+    if (count > 0) return 0;
+    return absl::InvalidArgumentError(
+        absl::StrCat(Named(side.name, region), " has no blocks, and there are ids in GPU memory"));
+  }
+  const CopiedIds copied = CopyIds(side.ids, std::max<uint64_t>(count, 1), to);
   if (copied.in_range && count > 0) return copied.bound;
-  absl::Status status = CheckIdsInRange(side, {to, ids.size()}, region, count);
+  absl::Status status = CheckIdsInRange(side.name, {to, side.ids.size()}, region, count);
   if (!status.ok()) return status;
   return copied.bound;
 }
 
-// Checks the side that is written: no byte of it may be written twice.
-absl::Status CheckDestination(std::string_view side, std::span<const PagedRegion> regions,
-                              std::span<const uint32_t> ids, uint32_t bound) {
-  const bool any_bytes = std::any_of(regions.begin(), regions.end(),
+// Checks the side that is written: no byte of it may be written twice. `kept`: the copy of its ids,
+// none of which exceeds `bound`. Which ids occur in GPU memory, and how often, is not known.
+absl::Status CheckDestination(const Side& side, std::span<const uint32_t> kept, uint32_t bound) {
+  const bool any_bytes = std::any_of(side.regions.begin(), side.regions.end(),
                                      [](const PagedRegion& r) { return r.block_bytes > 0; });
   if (!any_bytes) return absl::OkStatus();
-  if (absl::Status status = CheckIdsDistinct(side, ids, bound); !status.ok()) return status;
-  return CheckPagedDisjoint(side, regions, ids);
+  if (side.device_ids.address != 0) return CheckRegionsDisjoint(side.name, side.regions);
+  if (absl::Status status = CheckIdsDistinct(side.name, kept, bound); !status.ok()) return status;
+  return CheckPagedDisjoint(side.name, side.regions, kept);
+}
+
+// Where ids in GPU memory lie; they are the agent's own, of either side.
+absl::StatusOr<DeviceIdList> PlaceDeviceIds(const Side& side, const RegionTable& local) {
+  const DeviceIds& ids = side.device_ids;
+  if (ids.address == 0) return DeviceIdList{};
+  const std::string name = absl::StrCat(ToAbsl(side.name), "_device_ids");
+  if (ids.address % sizeof(uint32_t) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": 0x", absl::Hex(ids.address), " is no multiple of 4"));
+  }
+  const auto region = local.Find(ids.address, ids.count * sizeof(uint32_t), Access::kNone);
+  if (!region.ok()) return Annotate(region.status(), name);
+  if (local.regions()[*region].kind != MemoryKind::kCuda) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " are in host memory: pass them as ", ToAbsl(side.name), "_ids"));
+  }
+  return DeviceIdList{.at = ids.address, .region = *region};
 }
 
 Access RemoteRight(Direction direction) {
@@ -188,16 +227,19 @@ absl::Status CheckPagedShape(const PagedBlocks& blocks) {
   if (blocks.local.size() != blocks.remote.size()) {
     return UnequalLengths(kLocal, blocks.local.size(), kRemote, blocks.remote.size());
   }
-  if (blocks.local_ids.size() != blocks.remote_ids.size()) {
-    return UnequalLengths("local_ids", blocks.local_ids.size(), "remote_ids",
-                          blocks.remote_ids.size());
+  for (const Side& side : {LocalOf(blocks), RemoteOf(blocks)}) {
+    if (side.device_ids.address == 0 || side.ids.empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("there are both ", ToAbsl(side.name),
+                                                   "_ids and ", ToAbsl(side.name), "_device_ids"));
+  }
+  const size_t count = LocalOf(blocks).count();
+  if (count != RemoteOf(blocks).count()) {
+    return UnequalLengths("local_ids", count, "remote_ids", RemoteOf(blocks).count());
   }
   if (blocks.local.empty()) return NoBlocks("the list of paged regions");
-  if (blocks.local_ids.empty()) return NoBlocks("the list of ids");
+  if (count == 0) return NoBlocks("the list of ids");
   // BlockPair::id_count and BlockPair::first_id have 32 bits.
-  if (blocks.local_ids.size() > UINT32_MAX) {
-    return absl::InvalidArgumentError("more than 2^32 - 1 ids");
-  }
+  if (count > UINT32_MAX) return absl::InvalidArgumentError("more than 2^32 - 1 ids");
   return absl::OkStatus();
 }
 
@@ -225,15 +267,24 @@ absl::Status BlockList::FillPaged(const PagedBlocks& blocks, Direction direction
                                   const RegionTable& local, const RegionTable& remote,
                                   IdPool& pool) {
   if (absl::Status status = CheckPagedShape(blocks); !status.ok()) return status;
+  const Side here = LocalOf(blocks);
+  const Side there = RemoteOf(blocks);
   pairs_.reserve(blocks.local.size());
   RegionSet local_regions(local);
   RegionSet remote_regions(remote);
+  for (const auto& [side, list] :
+       {std::pair(&here, &local_device_ids_), {&there, &remote_device_ids_}}) {
+    const auto placed = PlaceDeviceIds(*side, local);
+    if (!placed.ok()) return placed.status();
+    *list = *placed;
+    if (list->at != 0) local_regions.Add(list->region);
+  }
   uint32_t local_region = kNoRegion;
   uint32_t remote_region = kNoRegion;
   for (size_t i = 0; i < blocks.local.size(); ++i) {
     BlockPair pair{.local = blocks.local[i],
                    .remote = blocks.remote[i],
-                   .id_count = static_cast<uint32_t>(blocks.local_ids.size())};
+                   .id_count = static_cast<uint32_t>(here.count())};
     if (pair.local.block_bytes != pair.remote.block_bytes) {
       return UnequalBytes(i, pair.local.block_bytes, pair.remote.block_bytes);
     }
@@ -246,17 +297,15 @@ absl::Status BlockList::FillPaged(const PagedBlocks& blocks, Direction direction
     remote_regions.Add(pair.remote_region = remote_region = *region);
     pairs_.push_back(pair);
   }
-  uint32_t* const ids = TakeIds(blocks.local_ids.size(), pool);
-  const absl::StatusOr<uint32_t> local_bound =
-      KeepIds(kLocal, blocks.local_ids, pairs_, &BlockPair::local, ids);
+  uint32_t* const ids = TakeIds(here.count(), pool);
+  const auto local_bound = KeepIds(here, pairs_, &BlockPair::local, ids);
   if (!local_bound.ok()) return local_bound.status();
-  const absl::StatusOr<uint32_t> remote_bound =
-      KeepIds(kRemote, blocks.remote_ids, pairs_, &BlockPair::remote, ids + id_count_);
+  const auto remote_bound = KeepIds(there, pairs_, &BlockPair::remote, ids + id_count_);
   if (!remote_bound.ok()) return remote_bound.status();
   // The costly check comes last.
   absl::Status status = direction == Direction::kWrite
-                            ? CheckDestination(kRemote, blocks.remote, remote_ids(), *remote_bound)
-                            : CheckDestination(kLocal, blocks.local, local_ids(), *local_bound);
+                            ? CheckDestination(there, remote_ids(), *remote_bound)
+                            : CheckDestination(here, local_ids(), *local_bound);
   if (!status.ok()) return status;
   local_regions_ = local_regions.Ascending();
   remote_regions_ = remote_regions.Ascending();

@@ -70,11 +70,15 @@ class BlockList {
             .block_pieces = block_pieces_,
             .local_ids = ids(),
             .remote_ids = ids() + id_count_,
+            .local_device_ids = local_device_ids_,
+            .remote_device_ids = remote_device_ids_,
             .descriptors = descriptors_,
             .registrations = registrations,
             .keys = keys};
   }
 
+  // Some of the ids are in GPU memory; the ones of that side below say nothing.
+  bool ids_on_gpu() const { return local_device_ids_.at != 0 || remote_device_ids_.at != 0; }
   std::span<const BlockPair> pairs() const { return pairs_; }
   std::span<const uint32_t> local_ids() const { return {ids(), id_count_}; }
   std::span<const uint32_t> remote_ids() const { return {ids() + id_count_, id_count_}; }
@@ -116,6 +120,8 @@ class BlockList {
   IdBuffer ids_;
   SharedIds shared_ids_;
   size_t id_count_ = 0;  // per side
+  DeviceIdList local_device_ids_;
+  DeviceIdList remote_device_ids_;
   absl::InlinedVector<Block, 1> descriptors_;
   uint64_t size_ = 0;
   uint64_t total_bytes_ = 0;

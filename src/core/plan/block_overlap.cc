@@ -167,41 +167,77 @@ absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> i
   return AnyTwice(ids, seen.data()) ? DuplicateAmong(side, ids, first) : absl::OkStatus();
 }
 
-absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,
-                                std::span<const uint32_t> ids) {
-  if (regions.size() < 2) return absl::OkStatus();
-  const auto [lowest, highest] = std::minmax_element(ids.begin(), ids.end());
+namespace {
+
+// The extents of the regions that have bytes, by their beginnings. `lowest` and `highest`: of the
+// ids that a region's blocks have.
+template <typename Ids>
+std::vector<Extent> ExtentsOf(std::span<const PagedRegion> regions, Ids ids) {
   std::vector<Extent> extents;
   extents.reserve(regions.size());
   for (size_t i = 0; i < regions.size(); ++i) {
     const PagedRegion& region = regions[i];
-    if (region.block_bytes == 0) continue;
-    extents.push_back({.begin = region.base + *lowest * region.stride,
-                       .last = region.base + *highest * region.stride + (region.block_bytes - 1),
+    if (region.block_bytes == 0 || region.count == 0) continue;
+    const auto [lowest, highest] = ids(region);
+    extents.push_back({.begin = region.base + lowest * region.stride,
+                       .last = region.base + highest * region.stride + (region.block_bytes - 1),
                        .region = i});
   }
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  std::vector<uint32_t> sorted_ids;  // filled on first use
-  // Extents that overlap, directly or through others, form a cluster. Blocks of different clusters
-  // cannot overlap.
+  return extents;
+}
+
+// Extents that overlap, directly or through others, form a cluster. Blocks of different clusters
+// cannot overlap. Calls `check` for each cluster that has several, unless their blocks take turns.
+template <typename Check>
+absl::Status CheckClusters(std::span<const PagedRegion> regions, std::span<const Extent> extents,
+                           Check check) {
   for (size_t begin = 0; begin < extents.size();) {
     size_t end = begin + 1;
     uint64_t last = extents[begin].last;
     for (; end < extents.size() && extents[end].begin <= last; ++end) {
       last = std::max(last, extents[end].last);
     }
-    const auto cluster = std::span<const Extent>(extents).subspan(begin, end - begin);
+    const auto cluster = extents.subspan(begin, end - begin);
     if (cluster.size() > 1 && !DisjointResidues(regions, cluster)) {
-      if (sorted_ids.empty()) {
-        sorted_ids.assign(ids.begin(), ids.end());
-        std::sort(sorted_ids.begin(), sorted_ids.end());
-      }
-      if (absl::Status s = MergeCheck(side, regions, cluster, sorted_ids); !s.ok()) return s;
+      if (absl::Status status = check(cluster); !status.ok()) return status;
     }
     begin = end;
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,
+                                std::span<const uint32_t> ids) {
+  if (regions.size() < 2) return absl::OkStatus();
+  const auto [lowest, highest] = std::minmax_element(ids.begin(), ids.end());
+  const auto of_all = [low = uint64_t{*lowest}, high = uint64_t{*highest}](const PagedRegion&) {
+    return std::pair(low, high);
+  };
+  std::vector<uint32_t> sorted_ids;  // filled on first use
+  return CheckClusters(regions, ExtentsOf(regions, of_all), [&](std::span<const Extent> cluster) {
+    if (sorted_ids.empty()) {
+      sorted_ids.assign(ids.begin(), ids.end());
+      std::sort(sorted_ids.begin(), sorted_ids.end());
+    }
+    return MergeCheck(side, regions, cluster, sorted_ids);
+  });
+}
+
+absl::Status CheckRegionsDisjoint(std::string_view side, std::span<const PagedRegion> regions) {
+  const auto all = [](const PagedRegion& region) {
+    return std::pair(uint64_t{0}, region.count - 1);
+  };
+  return CheckClusters(
+      regions, ExtentsOf(regions, all), [&](std::span<const Extent> cluster) -> absl::Status {
+        return absl::InvalidArgumentError(absl::StrCat(
+            ToAbsl(side), "[", cluster[0].region, "] and ", ToAbsl(side), "[", cluster[1].region,
+            "] overlap, and the ids are in GPU memory: whether their blocks do is not known; name "
+            "ids in host memory, or regions that are disjoint"));
+      });
 }
 
 namespace {

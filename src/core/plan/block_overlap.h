@@ -30,6 +30,10 @@ absl::Status CheckIdsDistinct(std::string_view side, std::span<const uint32_t> i
 absl::Status CheckPagedDisjoint(std::string_view side, std::span<const PagedRegion> regions,
                                 std::span<const uint32_t> ids);
 
+// The same whatever the ids are. InvalidArgument: two of the regions' extents overlap, unless they
+// have one stride and their blocks take turns.
+absl::Status CheckRegionsDisjoint(std::string_view side, std::span<const PagedRegion> regions);
+
 // InvalidArgument: two destination ranges overlap. `direction` says which side is the destination.
 absl::Status CheckDescriptorsDisjoint(Direction direction, std::span<const Block> blocks);
 

@@ -24,9 +24,13 @@ struct SliceCursor::Space {
            piece.remote_region == last.remote_region;
   }
 
+  bool empty() const { return bytes == max_bytes; }
+
   uint64_t bytes;
   uint64_t pieces;
+  const uint64_t max_bytes;
   const bool merged;
+  const bool whole;
   Block last{};  // the piece before, if `merged`
 };
 
@@ -61,7 +65,9 @@ BlockRange SliceCursor::Next(const SliceLimits& limits) {
   constexpr uint64_t kMostPieces = std::numeric_limits<uint32_t>::max();
   const Space all{.bytes = std::max<uint64_t>(limits.max_bytes, 1),
                   .pieces = std::clamp<uint64_t>(limits.max_pieces, 1, kMostPieces),
-                  .merged = limits.merged};
+                  .max_bytes = std::max<uint64_t>(limits.max_bytes, 1),
+                  .merged = limits.merged,
+                  .whole = limits.whole_pieces};
   Space left = all;
   while (!done()) {
     if (!Fill(left)) break;
@@ -106,7 +112,7 @@ bool SliceCursor::FillPair(Space& space) {
   Step(whole);
   if (whole == left) return true;
   // The piece that fits only in part.
-  if (space.pieces > 0 && space.bytes > 0) {
+  if (space.pieces > 0 && space.bytes > 0 && !(space.whole && !space.empty())) {
     at_.offset = space.bytes;
     space.bytes = 0;
     --space.pieces;

@@ -25,6 +25,8 @@ struct SliceLimits {
   // that, so it is for backends of few pieces per op: adjacent blocks shall be one op where a
   // device takes one address per op. Where many pieces fit, they seldom end a slice.
   bool merged = false;
+  // No piece is cut that fits into a slice of its own. For pairs only.
+  bool whole_pieces = false;
 };
 
 // Backends of at most so many pieces per op get merged slices.

@@ -468,8 +468,33 @@ def test_an_array_that_is_not_contiguous_or_read_only() -> None:
 
 
 def test_ids_in_gpu_memory() -> None:
+    with pair(backends=["cuda_ipc"]) as (left, right):
+        rig = Rig(left, right)
+        ours, theirs = rig._regions()
+        left_ids, right_ids = (CudaArray((len(IDS),), np.int32) for _ in range(2))
+        for array, ids in (left_ids, IDS), (right_ids, THEIRS):
+            left.register_memory(array, access="none")
+            content(array)[:] = ids
+        left.write(right.name, ours, theirs, left_ids, right_ids).wait(20)
+        assert rig.landed()
+        # One side may have them on the host.
+        left.read(right.name, ours, theirs, THEIRS, right_ids).wait(20)
+        assert np.array_equal(content(rig.ours)[THEIRS], content(rig.theirs)[THEIRS])
+        content(left_ids)[0] = BLOCKS
+        with pytest.raises(kvxfer.InvalidArgument, match="an id in GPU memory is beyond"):
+            left.write(right.name, ours, theirs, left_ids, right_ids).wait(20)
+
+
+def test_ids_in_gpu_memory_that_are_refused() -> None:
     with pair(backends=["tcp"]) as (left, right):
         rig = Rig(left, right)
+        ours, theirs = rig._regions()
         ids = CudaArray((4,), np.int32)
-        with pytest.raises(kvxfer.InvalidArgument, match="local_ids is not in host memory"):
-            left.write(right.name, *rig._regions(), ids, THEIRS)
+        with pytest.raises(kvxfer.InvalidArgument, match="local_device_ids"):
+            left.write(right.name, ours, theirs, ids, THEIRS)
+        left.register_memory(ids, access="none")
+        with pytest.raises(kvxfer.FailedPrecondition, match="its ids are in GPU memory"):
+            left.write(right.name, ours, theirs, ids, THEIRS[:4]).wait(20)
+        wide = CudaArray((4,), np.int64)
+        with pytest.raises(kvxfer.InvalidArgument, match="expected int32 or uint32 without gaps"):
+            left.write(right.name, ours, theirs, wide, THEIRS[:4])

@@ -2,13 +2,17 @@
 // asked.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "src/agent/staging/peer_stage.h"
 #include "src/agent/staging/staging.h"
+#include "tests/support/child_process.h"
 #include "tests/support/pattern.h"
 #include "tests/support/scale.h"
 #include "tests/support/status_macros.h"
@@ -181,6 +185,60 @@ TEST_F(CudaStaging, WithoutABounceKernelsCopy) {
   EXPECT_EQ(Calls("cuMemcpyAsync"), copies);
   EXPECT_EQ(Pattern(4).Mismatch({other.At(1), 4 * kBytes}), kNoMismatch);
   other.Close();
+}
+
+// Copies of which nobody can say whether they have ended say so to who holds a connection for them.
+// `closes`: they are waited for at the end of the agent.
+int Ruin(bool closes) {
+  const GpuMemory memory = GpuMemory::Plain(4 * kBytes);
+  Staging staging(Staging::kMinBytes);
+  CHILD_EXPECT(staging.Open(0).ok());
+  auto span = cuda::Examine(memory.span());
+  CHILD_EXPECT(span.ok());
+  staging.AddRegion(kRegion, *std::move(span));
+  const auto hold = std::make_shared<CopyHold>();
+  const auto of_context = std::make_shared<CopyHold>();
+  Moved moved;
+  StandInHooks().kvxfer_standin_pause(1);
+  for (const auto& held : {hold, of_context}) {
+    staging.Move(&moved, held == hold ? 1 : 2, {.at = staging.At(0), .hold = held}, true,
+                 {{.address = memory.at(), .bytes = kBytes, .region = kRegion, .device = 0}});
+  }
+  StandInHooks().kvxfer_standin_fail_async(1, cuda::api::CUDA_ERROR_ILLEGAL_ADDRESS);
+  StandInHooks().kvxfer_standin_pause(0);
+  if (closes) {
+    staging.Close();
+  } else {
+    CHILD_EXPECT(Eventually(kAmple, [&] {
+      staging.Poll();
+      return moved.ended.size() == 2;
+    }));
+  }
+  CHILD_EXPECT(of_context->doubt);
+  CHILD_EXPECT(hold.use_count() == 1 && of_context.use_count() == 1);
+  std::_Exit(0);  // memory cannot be freed any more
+}
+KVXFER_CHILD(StagingRuined) { return Ruin(false); }
+KVXFER_CHILD(StagingRuinedAtItsEnd) { return Ruin(true); }
+
+TEST_F(CudaStaging, ARuinedContextLeavesDoubt) {
+  EXPECT_EQ(RunChild("StagingRuined", {}, kAmple), 0);
+  EXPECT_EQ(RunChild("StagingRuinedAtItsEnd", {}, kAmple), 0);
+}
+
+// Under MPS nothing tells when the GPU has stopped for a process that was killed.
+KVXFER_CHILD(StagingUnderMps) {
+  CHILD_EXPECT(cuda::Driver::Get().ok());
+  const bool on = (**cuda::Driver::Get()).devices()[0].mps == true;
+  CHILD_EXPECT(PeerStage::Suits(0) != on);
+  CHILD_EXPECT(!PeerStage::Suits(99));
+  return on ? 0 : 3;
+}
+TEST_F(CudaStaging, UnderMpsNoGpuCopiesToAPeersBuffers) {
+  EXPECT_EQ(RunChild("StagingUnderMps", {}, kAmple), 3);
+  ::setenv("KVXFER_STANDIN_MPS", "1", 1);
+  EXPECT_EQ(RunChild("StagingUnderMps", {}, kAmple), 0);
+  ::unsetenv("KVXFER_STANDIN_MPS");
 }
 
 }  // namespace

@@ -487,19 +487,13 @@ class DirectStager : public CudaStager {
     keys_[0] = &beyond_;
   }
   FakeEndpoint& endpoint() { return static_cast<FakeEndpoint&>(*link_.link->endpoint); }
-  // Until the peer's buffers are pinned everything goes over the wire.
+  // The first op, for which nothing is lent yet, has the peer's buffers pinned.
   void Open(Outbound& outbound) {
     EXPECT_EQ(Post(outbound), 0u);
-    Lend({1, 2});
-    EXPECT_NE(Post(outbound), 0u);
-    EXPECT_TRUE(Moved());
-    const uint64_t child = BeginChild();
-    EndChild(child);
-    ASSERT_OK(Answer(child));
-    EXPECT_THAT(Ends(), ElementsAre(kOpDone));
+    ASSERT_NE(link_.link->stage, nullptr);
     ASSERT_TRUE(Eventually(kAmple, [&] { return link_.link->stage->open(); }));
+    Lend({1, 2});
     Frames();
-    children_.clear();
   }
   std::span<std::byte> Lent(uint32_t buffer) {
     return {peers_.data() + buffer * Staging::kBufferBytes, kBytes};
@@ -544,6 +538,23 @@ TEST_F(DirectStager, AReadComesStraightOutOfTheLentBuffer) {
   EXPECT_EQ(BeginChild(), 0u);
   EXPECT_THAT(Ends(), ElementsAre(kOpDone));
   EXPECT_EQ(Pattern(2).Mismatch(gpu_.bytes()), kNoMismatch);
+}
+
+TEST_F(DirectStager, UntilThePeersBuffersArePinnedTheWireIsTaken) {
+  StandInHooks().kvxfer_standin_fail("cuMemHostRegister_v2", 1,
+                                     cuda::api::CUDA_ERROR_OUT_OF_MEMORY);
+  Outbound& write = Begin(TransferKind::kWrite);
+  EXPECT_EQ(Post(write), 0u);
+  Lend({1});
+  const uint64_t asked = StandInHooks().kvxfer_standin_calls("cuMemHostRegister_v2");
+  EXPECT_TRUE(Eventually(kAmple, [&] {
+    return StandInHooks().kvxfer_standin_calls("cuMemHostRegister_v2") >= asked;
+  }));
+  EXPECT_NE(Post(write), 0u);
+  EXPECT_FALSE(held());
+  ASSERT_TRUE(Moved());
+  EXPECT_NE(BeginChild(), 0u);
+  StandInHooks().kvxfer_standin_fail_none();
 }
 
 // It needs none of this agent's own, of which one peer gets few.

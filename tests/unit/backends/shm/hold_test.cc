@@ -79,10 +79,27 @@ TEST(ShmHold, CopiesInDoubtMayGoOnUntilTheProcessEnds) {
   auto hold = pair.out->HoldOpen();
   ASSERT_NE(hold, nullptr);
   hold->doubt = true;
+  EXPECT_EQ(pair.out->HoldOpen(), nullptr) << "none begins beside it";
+  hold.reset();
   pair.out->Shutdown(absl::CancelledError("a broken context"));
   EXPECT_TRUE(Drive({&pair.initiator, &pair.target}, [&] { return !pair.initiator.down.empty(); }));
   EXPECT_FALSE(Drive(
       {&pair.initiator, &pair.target}, [&] { return !pair.target.down.empty(); }, kWhile));
+}
+
+// A copy that begins before the other side knows of it could outlive this process unnoticed.
+TEST(ShmHold, NoneIsGivenBeforeTheOtherSideIsTold) {
+  Connected pair(true, ControlCarrier::kTcp);  // messages go through the socket
+  // More than the socket holds: nobody reads.
+  const std::string large(200 * 1024, 'x');
+  int sent = 0;
+  while (sent < 100 && Send(pair.out, large)) ++sent;
+  ASSERT_LT(sent, 100);
+  EXPECT_EQ(pair.out->HoldOpen(), nullptr);
+  ASSERT_TRUE(Drive({&pair.initiator, &pair.target},
+                    [&] { return pair.target.messages.size() == static_cast<size_t>(sent); }));
+  EXPECT_TRUE(
+      Drive({&pair.initiator, &pair.target}, [&] { return pair.out->HoldOpen() != nullptr; }));
 }
 
 // An agent that ends may leave its connections to their destructors, after its last copy.

@@ -19,7 +19,8 @@ struct Connected {
   Endpoint* out = nullptr;
   Endpoint* in = nullptr;
 
-  explicit Connected(bool authorise = true) {
+  explicit Connected(bool authorise = true, ControlCarrier control = ControlCarrier::kAuto)
+      : initiator(control), target(control) {
     auto endpoint =
         initiator.backend->Connect(target.backend->Describe().address, ReadHostIdentity());
     EXPECT_TRUE(endpoint.ok()) << endpoint.status();
