@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <deque>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +13,7 @@
 #include "kvxfer/memory.h"
 #include "src/core/base/strings.h"
 #include "src/cuda/copy_kernel.h"
+#include "src/cuda/copy_launches.h"
 #include "src/cuda/copy_rate.h"
 #include "src/cuda/copy_units.h"
 #include "src/cuda/pinned.h"
@@ -26,18 +27,6 @@ using namespace api;  // NOLINT(google-build-using-namespace): the driver's own 
 // Two, so that a batch can begin while the previous one ends; one where copies are to leave
 // multiprocessors to others.
 constexpr size_t kStreams = 2;
-// The GPU copies the first pieces of a large batch while the list for the next launch is written.
-constexpr size_t kPiecesPerLaunch = 4096;
-constexpr size_t kLaunches = Copier::kMaxPieces / kPiecesPerLaunch;
-// Ids lie in the ring too, those of both sides together.
-constexpr size_t kIdsPerUnit = sizeof(CopyUnit) / sizeof(uint32_t);
-size_t IdUnits(uint32_t count) {
-  return UnitRing::Aligned((2 * size_t{count} + kIdsPerUnit - 1) / kIdsPerUnit);
-}
-// Has space for a largest batch beside another one of the same size.
-constexpr size_t kMostIdUnits = 2 * Copier::kMaxBlocks / kIdsPerUnit;
-constexpr size_t kRingUnits = 2 * (kMostUnits + kMostIdUnits + kLaunches * UnitRing::kAlign);
-
 // What a CUDA stream writes when a batch is over, alone in what a GPU reads and writes at a time.
 using Word = std::atomic<uint32_t>;
 static_assert(sizeof(Word) == sizeof(uint32_t) && Word::is_always_lock_free);
@@ -51,10 +40,6 @@ constexpr Duration kMostSleep = std::chrono::milliseconds(1);
 // Later it looks after an eighth of the time that the batch has taken, but not more often than:
 constexpr Duration kLeastPause = std::chrono::microseconds(20);
 constexpr Duration kMostPause = std::chrono::milliseconds(1);
-
-bool SameIds(const PagedCopy& a, const PagedCopy& b) {
-  return a.to.ids == b.to.ids && a.from.ids == b.from.ids && a.count == b.count;
-}
 
 class GpuCopier final : public Copier {
  public:
@@ -95,27 +80,11 @@ class GpuCopier final : public Copier {
     Time expected{};        // its end, likewise
     absl::Status failed{};  // not OK: a part of it was not begun
   };
-  // What a batch takes of the ring, at most.
-  struct Sizes {
-    uint64_t bytes = 0;
-    uint64_t paged_bytes = 0;
-    size_t blocks = 0;  // ids of each side, those that are shared once
-    size_t id_units = 0;
-    bool on_device = false;  // some ids are there
-  };
-
   absl::Status PinList();
   absl::Status RunEmpty(const CopyKernel& kernel);
-  static Sizes SizesOf(const CopyBatch& batch);
-  // What copies a batch: the kernel, or the driver. After an error `begun` says whether something
-  // moves all the same. `at`: where the ring has space; afterwards its end.
-  absl::Status Launch(const CopyBatch& batch, const CopyShape& shape, CUstream stream, size_t& at,
-                      bool& begun);
+  // After an error `begun` says whether something moves all the same.
   absl::Status CopyByDriver(const CopyBatch& batch, CUstream stream, bool& begun);
   absl::Status CopyPiece(const Piece& piece, CUstream stream, bool& begun);
-  void AddPaged(const PagedCopy& copy, const PagedCopy* before, const CopyShape& shape, size_t& at);
-  absl::Status LaunchParts(const CopyShape& shape, CUstream stream, bool& begun);
-  bool PartsFull() const { return parts_ == kMaxParts || grids_ == kMaxGrids; }
 
   Word& WordOf(size_t stream) {
     return *reinterpret_cast<Word*>(list_.data() + kRingUnits * sizeof(CopyUnit) +
@@ -137,18 +106,12 @@ class GpuCopier final : public Copier {
   const uint32_t most_sms_;  // 0: no limit
   std::array<CUstream, kStreams> streams_{};
   std::unique_ptr<CopyKernel> kernel_;
+  std::optional<CopyLaunches> launches_;  // by the kernel; nothing: there is none
   std::string why_no_kernel_;
   HostBuffer list_;  // CopyUnit[kRingUnits], then WordOf each stream, then RefusedOf
   Pinned pinned_;
   UnitRing ring_{kRingUnits};
   bool words_ = false;  // the streams can write them
-  // The launch that is being made: its first parts_ parts and grids_ grids.
-  CopyParams params_;
-  uint32_t parts_ = 0;
-  uint32_t grids_ = 0;
-  const BlockPieces* last_grid_ = nullptr;  // what the last grid was made of
-  uint64_t to_ids_ = 0;                     // where the ids of the last paged part are
-  uint64_t from_ids_ = 0;
   std::vector<CUevent> events_;
   std::vector<Piece> pieces_;  // scratch space
   std::vector<Piece> joined_;  // scratch space
@@ -189,6 +152,7 @@ absl::Status GpuCopier::Open() {
     return absl::OkStatus();
   }
   kernel_ = *std::move(kernel);
+  launches_.emplace(kernel_.get(), reinterpret_cast<CopyUnit*>(list_.data()));
   return absl::OkStatus();
 }
 
@@ -210,7 +174,8 @@ absl::Status GpuCopier::PinList() {
 // CUDA drivers load a kernel lazily at its first launch, which may wait for every CUDA stream of
 // the context. So launch it here, where waiting is allowed.
 absl::Status GpuCopier::RunEmpty(const CopyKernel& kernel) {
-  if (auto status = kernel.Launch(streams_[0], params_, 1); !status.ok()) return status;
+  CopyParams none;
+  if (auto status = kernel.Launch(streams_[0], none, 1); !status.ok()) return status;
   return driver_.Error(driver_.calls().cuStreamSynchronize(streams_[0]), "cuStreamSynchronize");
 }
 
@@ -249,93 +214,6 @@ absl::StatusOr<CUevent> GpuCopier::TakeEvent() {
   event = events_.back();
   events_.pop_back();
   return event;
-}
-
-GpuCopier::Sizes GpuCopier::SizesOf(const CopyBatch& batch) {
-  Sizes sizes;
-  for (const Piece& piece : batch.pieces) sizes.bytes += piece.bytes;
-  const PagedCopy* before = nullptr;
-  for (const PagedCopy& copy : batch.paged) {
-    sizes.paged_bytes += copy.total_bytes();
-    if (before == nullptr || !SameIds(*before, copy)) {
-      sizes.blocks += copy.count;
-      sizes.id_units += IdUnits(copy.count);
-      sizes.on_device |= copy.to.on_device || copy.from.on_device;
-    }
-    before = &copy;
-  }
-  sizes.bytes += sizes.paged_bytes;
-  return sizes;
-}
-
-absl::Status GpuCopier::Launch(const CopyBatch& batch, const CopyShape& shape, CUstream stream,
-                               size_t& at, bool& begun) {
-  auto* const list = reinterpret_cast<CopyUnit*>(list_.data());
-  parts_ = grids_ = 0;
-  last_grid_ = nullptr;
-  for (std::span<const Piece> pieces = batch.pieces; !pieces.empty();) {
-    const auto some = pieces.first(std::min(kPiecesPerLaunch, pieces.size()));
-    pieces = pieces.subspan(some.size());
-    const size_t units = MakeUnits(some, shape.unit_bytes, list + at);
-    if (units == 0) continue;
-    params_.parts[parts_++] = {.list = reinterpret_cast<uint64_t>(list + at),
-                               .units = static_cast<uint32_t>(units)};
-    // Each launch gets its own aligned part of the list (UnitRing::kAlign).
-    at += UnitRing::Aligned(units);
-    if (pieces.empty()) break;  // it goes with the paged blocks
-    if (auto status = LaunchParts(shape, stream, begun); !status.ok()) return status;
-  }
-  const PagedCopy* before = nullptr;
-  for (const PagedCopy& copy : batch.paged) {
-    if (copy.total_bytes() == 0) continue;
-    if (PartsFull()) {
-      if (auto status = LaunchParts(shape, stream, begun); !status.ok()) return status;
-    }
-    AddPaged(copy, before, shape, at);
-    before = &copy;
-  }
-  return LaunchParts(shape, stream, begun);
-}
-
-// `before`: the part that was added before, in this batch; it may share its ids.
-void GpuCopier::AddPaged(const PagedCopy& copy, const PagedCopy* before, const CopyShape& shape,
-                         size_t& at) {
-  CopyPart part = MakePart(copy, shape.unit_bytes);
-  auto* const list = reinterpret_cast<CopyUnit*>(list_.data());
-  if (before == nullptr || !SameIds(*before, copy)) {
-    auto* const ids = reinterpret_cast<uint32_t*>(list + at);
-    const auto keep = [count = copy.count](const PagedCopy::Side& side, uint32_t* to) {
-      if (side.on_device) return reinterpret_cast<uint64_t>(side.ids);
-      std::memcpy(to, side.ids, count * sizeof(uint32_t));
-      return reinterpret_cast<uint64_t>(to);
-    };
-    to_ids_ = keep(copy.to, ids);
-    from_ids_ = keep(copy.from, ids + copy.count);
-    at += IdUnits(copy.count);
-  }
-  part.to_ids = to_ids_;
-  part.from_ids = from_ids_;
-  if (copy.pieces != nullptr) {
-    if (last_grid_ != copy.pieces) {
-      params_.grids[grids_++] = MakeGrid(*copy.pieces, copy.to_local);
-      last_grid_ = copy.pieces;
-    }
-    part.grid = static_cast<uint16_t>(grids_ - 1);
-  }
-  params_.parts[parts_++] = part;
-}
-
-absl::Status GpuCopier::LaunchParts(const CopyShape& shape, CUstream stream, bool& begun) {
-  params_.count = 0;
-  for (uint32_t i = 0; i < parts_; ++i) params_.count += params_.parts[i].units;
-  parts_ = grids_ = 0;
-  last_grid_ = nullptr;
-  if (params_.count == 0) return absl::OkStatus();
-  params_.per_group = shape.PerGroup(params_.count);
-  absl::Status status =
-      kernel_->Launch(stream, params_, shape.Blocks(params_.count, params_.per_group));
-  begun |= status.ok();
-  return status;
 }
 
 absl::Status GpuCopier::CopyByDriver(const CopyBatch& batch, CUstream stream, bool& begun) {
@@ -380,7 +258,7 @@ void GpuCopier::MarkEnd(Batch& batch) {
 
 absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
   if (!broken_.ok()) return broken_;
-  const Sizes sizes = SizesOf(batch);
+  const BatchSizes sizes = BatchSizes::Of(batch);
   if (batch.pieces.size() > kMaxPieces || sizes.blocks > kMaxBlocks ||
       sizes.paged_bytes > kMaxPagedBytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -401,9 +279,7 @@ absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
     const bool engine = batch.before.bytes > 0 || batch.after.bytes > 0;
     shape = ShapeOf(sizes.bytes, engine ? Reach::kOwn : batch.reach, device_.multiprocessors,
                     most_sms_);
-    // An upper bound: the exact number is known once the units are written.
-    most = MostUnits(batch.pieces.size(), sizes.bytes - sizes.paged_bytes, shape.unit_bytes) +
-           sizes.id_units + kLaunches * UnitRing::kAlign;
+    most = sizes.MostInRing(batch.pieces.size(), shape.unit_bytes);
     at = ring_.Find(most);
   }
   if (running_.size() >= kMaxBatches || (most > 0 && !at.has_value())) {
@@ -416,17 +292,14 @@ absl::StatusOr<uint64_t> GpuCopier::Start(const CopyBatch& batch) {
                 .bytes = sizes.bytes,
                 .reach = batch.reach};
   const CUstream stream = streams_[started.stream];
-  params_.refused = 0;
-  if (started.may_refuse) {
-    Word& refused = RefusedOf(started.number);
-    refused.store(0, std::memory_order_relaxed);
-    params_.refused = reinterpret_cast<uint64_t>(&refused);
-  }
+  if (started.may_refuse) RefusedOf(started.number).store(0, std::memory_order_relaxed);
   size_t end = at.value_or(0);
   bool begun = false;
   absl::Status status = CopyPiece(batch.before, stream, begun);
   if (status.ok() && sizes.bytes > 0) {
-    status = at.has_value() ? Launch(batch, shape, stream, end, begun)
+    const uint64_t refused =
+        started.may_refuse ? reinterpret_cast<uint64_t>(&RefusedOf(started.number)) : 0;
+    status = at.has_value() ? launches_->Launch(batch, shape, stream, refused, end, begun)
                             : CopyByDriver(batch, stream, begun);
   }
   if (status.ok()) status = CopyPiece(batch.after, stream, begun);

@@ -49,8 +49,9 @@
 
 namespace kvxfer::cuda {
 
-// The entry point's name, also for cuModuleGetFunction, and its threads per block. The number in the
-// name must change with the layouts below, because compiled kernels may come from another build.
+// The entry point's name, also for cuModuleGetFunction, and its threads per block. The number in
+// the name must change with the layouts below, because compiled kernels may come from another
+// build.
 #define KVXFER_COPY_KERNEL kvxfer_copy_3
 #define KVXFER_TEXT_OF(name) #name
 #define KVXFER_NAME_OF(macro) KVXFER_TEXT_OF(macro)
@@ -120,8 +121,8 @@ inline constexpr uint32_t kMaxGrids = 8;
 struct CopyParams {
   CopyPart parts[kMaxParts];
   PieceGrid grids[kMaxGrids];
-  uint64_t refused = 0;    // device address of a uint32_t that becomes 1 if a block is refused; or 0
-  uint32_t count = 0;      // units of all parts
+  uint64_t refused = 0;  // device address of a uint32_t that becomes 1 if a block is refused; or 0
+  uint32_t count = 0;    // units of all parts
   uint32_t per_group = 1;  // units that a warp takes at a time, 1 to kMaxPerGroup
 };
 static_assert(sizeof(CopyParams) == 96 * kMaxParts + 96 * kMaxGrids + 16 &&

@@ -29,8 +29,8 @@ class AgentDeviceIds : public ::testing::Test {
 
   void Make(const Flavour& flavour) {
     for (auto [node, name] : {std::pair{&pair_.a, "a"}, {&pair_.b, "b"}}) {
-      ASSERT_OK_AND_ASSIGN(*node, Node::Create(OptionsFor(flavour, name), MemoryType::kCuda,
-                                               kBlocks * kBlock));
+      ASSERT_OK_AND_ASSIGN(
+          *node, Node::Create(OptionsFor(flavour, name), MemoryType::kCuda, kBlocks * kBlock));
     }
     ASSERT_OK(Introduce(*pair_.a.agent, *pair_.b.agent));
     ASSERT_OK_AND_ASSIGN(ids_, TestMemory::Allocate(MemoryType::kCuda, 2 * kIdBytes));
@@ -40,7 +40,8 @@ class AgentDeviceIds : public ::testing::Test {
   }
 
   static PagedRegion Region(const Node& node) {
-    return {.base = node.memory.address(), .block_bytes = kBlock, .stride = kBlock, .count = kBlocks};
+    return {
+        .base = node.memory.address(), .block_bytes = kBlock, .stride = kBlock, .count = kBlocks};
   }
   void SetIds(uint64_t offset, const std::vector<uint32_t>& ids) {
     WriteView view(ids_.bytes());
@@ -135,9 +136,8 @@ TEST_F(AgentDeviceIds, AWrongIdFailsNoOtherTransfer) {
   }
   hooks->kvxfer_standin_pause(0);
   for (size_t i = 0; i < counts.size(); ++i) {
-    EXPECT_EQ(transfers[i].Wait(kAmple).code(), counts[i] == 1
-                                                    ? absl::StatusCode::kOk
-                                                    : absl::StatusCode::kInvalidArgument)
+    EXPECT_EQ(transfers[i].Wait(kAmple).code(),
+              counts[i] == 1 ? absl::StatusCode::kOk : absl::StatusCode::kInvalidArgument)
         << i;
   }
 }

@@ -61,10 +61,9 @@ TEST(CudaDoctor, NamesGpusThatDoNotReachEachOther) {
 }
 
 TEST(CudaDoctor, SaysWhetherWorkersOfOneGpuTakeTurns) {
-  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=0"), "gpu-sharing"),
+  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=0"), "gpu-ipc"),
               HasSubstr("no MPS on cuda:0 cuda:1"));
-  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=1"), "gpu-sharing"),
-              HasSubstr("MPS: the kernels"));
+  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=1"), "gpu-ipc"), HasSubstr("MPS: the kernels"));
 }
 
 TEST(CudaDoctor, SaysWhyADriverCannotBeUsed) {

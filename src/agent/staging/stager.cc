@@ -58,29 +58,6 @@ bool Stager::Post(Outbound& outbound, uint64_t op_id, const BlockRange& blocks) 
   return true;
 }
 
-// Opens the peer's buffers at the first op that would use them.
-bool Stager::Direct(const StagedOp& op) const {
-  Link* const link = op.outbound->link;
-  if (!op.moves || !op.answers || link == nullptr) return false;
-  if (link->stage_tried && (link->stage == nullptr || !link->stage->open())) return false;
-  if (link->endpoint->HoldOpen() == nullptr) return false;
-  if (!link->stage_tried) OpenStage(op, *link);
-  return link->stage != nullptr && link->stage->open();
-}
-
-void Stager::OpenStage(const StagedOp& op, Link& link) const {
-  RunWalk walk(op.blocks);
-  while (LocalOf(walk.run()).device < 0) walk.Next();
-  const int device = LocalOf(walk.run()).device;
-  const auto key =
-      link.KeyOf(*regions_, regions_->staging_region(), *runtime_->backends[link.backend]);
-  link.stage_tried = !absl::IsUnavailable(key.status());
-  MappedRegion mapped = key.ok() ? (*key)->Mapped() : MappedRegion();
-  if (mapped.data == nullptr || !PeerStage::Suits(device)) return;
-  link.stage = std::make_unique<PeerStage>(
-      std::move(mapped), regions_->staging_buffers() * Staging::kBufferBytes, device);
-}
-
 // Takes all buffers that the op needs, or none. So an op that holds one buffer never waits for
 // another, and ops cannot block each other.
 bool Stager::TakeBuffers(StagedOp& op) {
@@ -126,13 +103,6 @@ void Stager::Ask() {
   channel_->Push(FrameType::kStageAsk, StageAskFrame{.count = StageLender::kMaxHeld - held});
 }
 
-absl::StatusOr<Staging::Place> Stager::DirectPlace(StagedOp& op) const {
-  Link* const link = op.outbound->link;
-  if (link != nullptr) op.hold = link->endpoint->HoldOpen();
-  if (op.hold == nullptr || !op.lent) return absl::AbortedError("the connection was lost");
-  return Staging::Place{.at = link->stage->At(*op.lent * Staging::kBufferBytes), .hold = op.hold};
-}
-
 void Stager::StartMove(uint64_t child, StagedOp& op) {
   absl::StatusOr<Staging::Place> place =
       op.direct ? DirectPlace(op) : runtime_->staging.PlaceOf(*op.own);
@@ -163,14 +133,6 @@ void Stager::OnMoved(uint64_t child, const absl::Status& status) {
   if (op.direct) return OnMovedToLent(child, op);
   op.step = Step::kDue;
   due_.push_back(child);
-}
-
-// The bytes are with the target already, so it is told at once.
-void Stager::OnMovedToLent(uint64_t child, StagedOp& op) {
-  if (!op.lent) return Finish(child, absl::UnavailableError("the session ended meanwhile"));
-  op.step = Step::kAnswer;
-  op.told = true;
-  PushStage(child, op, StageWhen::kScatter);
 }
 
 bool Stager::Begin() {

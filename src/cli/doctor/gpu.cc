@@ -118,6 +118,20 @@ Findings GpuPeers(const SystemView& view) {
                   "line); in a VM: GPUs of one NVLink partition");
 }
 
+// It matters only where several workers use one GPU, and nothing here tells whether they do. Empty:
+// the driver does not say.
+std::string WordsOfMps(const CudaState& cuda) {
+  const auto with = cuda.Where([](const cuda::Device& d) { return d.mps == true; });
+  const auto without = cuda.Where([](const cuda::Device& d) { return d.mps == false; });
+  if (!without.empty()) {
+    return absl::StrCat(
+        "; no MPS on ", GpuNames(without),
+        ": workers that share a GPU take turns on it, which small transfers between "
+        "them wait for; nvidia-cuda-mps-control -d");
+  }
+  return with.empty() ? "" : "; MPS: the kernels of workers that share a GPU run side by side";
+}
+
 // CUDA shares memory between processes by process id.
 Findings GpuIpc(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
@@ -133,29 +147,13 @@ Findings GpuIpc(const SystemView& view) {
                         "hostNetwork, hostPID and hostIPC"));
   }
   const auto without = cuda.Where([](const cuda::Device& d) { return !d.fd_handles; });
-  return OrOk(bad, without.empty()
+  return OrOk(
+      bad,
+      absl::StrCat(without.empty()
                        ? "handles of cuMemAlloc, descriptors of cuMemCreate"
                        : absl::StrCat("handles of cuMemAlloc; no descriptors of cuMemCreate on ",
-                                      GpuNames(without)));
-}
-
-// Only where several workers use one GPU does it matter, and the view does not tell whether they
-// do.
-Findings GpuSharing(const SystemView& view) {
-  const CudaState& cuda = view.Cuda();
-  if (!cuda.usable()) return NotApplicable(kNoGpu);
-  const auto with = cuda.Where([](const cuda::Device& d) { return d.mps.value_or(false); });
-  const auto without = cuda.Where([](const cuda::Device& d) { return d.mps == false; });
-  if (with.size() == cuda.devices.size()) {
-    return Ok("MPS: the kernels of workers that share a GPU run side by side");
-  }
-  if (without.empty()) {
-    return NotApplicable("this driver does not say whether MPS is on");
-  }
-  return Ok(
-      absl::StrCat("no MPS on ", GpuNames(without),
-                   ": workers that share a GPU take turns on it, which small transfers between "
-                   "them wait for; nvidia-cuda-mps-control -d"));
+                                      GpuNames(without)),
+                   WordsOfMps(cuda)));
 }
 
 Findings GpuPinned(const SystemView& view) {
@@ -194,8 +192,7 @@ std::span<const Check> GpuChecks() {
       {"cuda-driver", "libcuda.so.1, /sys/module/nvidia/version, /dev/nvidiactl", &CudaDriver},
       {"gpus", "the CUDA driver: devices", &Gpus},
       {"gpu-peers", "the CUDA driver: peer access, P2P attributes", &GpuPeers},
-      {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles", &GpuIpc},
-      {"gpu-sharing", "the CUDA driver: MPS", &GpuSharing},
+      {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles, MPS", &GpuIpc},
       {"gpu-pinned", "the CUDA driver: 16 MiB of host memory, pinned", &GpuPinned},
   });
   return kChecks;

@@ -43,15 +43,13 @@ TEST(CudaIpcDeviceIds, MustBeOnTheGpuThatCopies) {
   const GpuMemory from = GpuMemory::Plain(2 * kBlock);
   const GpuMemory to = GpuMemory::Plain(2 * kBlock);
   EXPECT_OK(Write(from, to, GpuMemory::Plain(64)));
-  EXPECT_TRUE(Fails(Write(from, to, GpuMemory::Plain(64, 1)),
-                    absl::StatusCode::kFailedPrecondition,
+  EXPECT_TRUE(Fails(Write(from, to, GpuMemory::Plain(64, 1)), absl::StatusCode::kFailedPrecondition,
                     {"not on the one GPU that copies", "bring the ids to the host"}));
 }
 
 TEST(CudaIpcDeviceIds, NeedRegionsOfOneAllocation) {
   const GpuMemory one = GpuMemory::Plain(2 * kBlock);
-  const GpuMemory two =
-      GpuMemory::Virtual(2, cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  const GpuMemory two = GpuMemory::Virtual(2, cuda::api::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   const GpuMemory ids = GpuMemory::Plain(64);
   for (const auto& [from, to] : {std::pair(&one, &two), {&two, &one}}) {
     EXPECT_TRUE(Fails(Write(*from, *to, ids), absl::StatusCode::kFailedPrecondition,

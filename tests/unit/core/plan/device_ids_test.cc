@@ -34,9 +34,8 @@ struct DeviceCall {
     IdPool pool;
     const RegionTable here({View(1, 1, kIdsAt - 1), ids}, "local");
     const RegionTable there({View(1, 1, kTop - 1)}, "decode-0");
-    return BlockList::FromPaged(
-        {local, remote, local_ids, remote_ids, local_device, remote_device}, direction, here, there,
-        pool);
+    return BlockList::FromPaged({local, remote, local_ids, remote_ids, local_device, remote_device},
+                                direction, here, there, pool);
   }
 };
 
@@ -78,20 +77,23 @@ TEST(DeviceIdList, WhatCannotBeIsRefused) {
     change(call);
     return Fails(call.Make(), kInvalid, {why});
   };
-  EXPECT_TRUE(fails([](DeviceCall& c) { c.local_ids = {1, 2, 3}; },
-                    "both local_ids and local_device_ids"));
+  EXPECT_TRUE(fails(
+      [](DeviceCall& c) {
+        c.local_ids = {1, 2, 3};
+      },
+      "both local_ids and local_device_ids"));
   EXPECT_TRUE(fails([](DeviceCall& c) { c.remote_device.count = 2; }, "must be of equal length"));
   EXPECT_TRUE(fails([](DeviceCall& c) { c.local_device.count = c.remote_device.count = 0; },
                     "the list of ids is empty"));
   EXPECT_TRUE(fails([](DeviceCall& c) { c.remote_device.address += 2; }, "no multiple of 4"));
-  EXPECT_TRUE(fails([](DeviceCall& c) { c.remote_device.address = kIdsAt + 120; },
-                    "remote_device_ids"))
+  EXPECT_TRUE(
+      fails([](DeviceCall& c) { c.remote_device.address = kIdsAt + 120; }, "remote_device_ids"))
       << "they run over the end of their region";
   EXPECT_TRUE(fails([](DeviceCall& c) { c.ids.kind = MemoryKind::kHost; },
                     "local_device_ids are in host memory: pass them as local_ids"));
-  EXPECT_TRUE(fails(
-      [](DeviceCall& c) { c.local_device.count = c.remote_device.count = uint64_t{1} << 33; },
-      "2^32 - 1"));
+  EXPECT_TRUE(
+      fails([](DeviceCall& c) { c.local_device.count = c.remote_device.count = uint64_t{1} << 33; },
+            "2^32 - 1"));
 }
 
 TEST(DeviceIdList, ARegionWithoutBlocksIsRefused) {
@@ -131,7 +133,8 @@ TEST(DeviceIdList, DestinationsMustBeDisjointWhateverTheIdsAre) {
   call.remote.push_back({.base = 5016, .block_bytes = 16, .stride = 32, .count = 8});
   EXPECT_OK(call.Make()) << "they take turns";
   call.remote[1] = {.base = 5008, .block_bytes = 16, .stride = 32, .count = 8};
-  EXPECT_TRUE(Fails(call.Make(), kInvalid, {"remote[0] and remote[1] overlap", "ids in host memory"}));
+  EXPECT_TRUE(
+      Fails(call.Make(), kInvalid, {"remote[0] and remote[1] overlap", "ids in host memory"}));
   call.remote[1] = {.base = 5000 + 8 * 32, .block_bytes = 16, .stride = 16, .count = 8};
   EXPECT_OK(call.Make());
   call.direction = Direction::kRead;
