@@ -208,17 +208,6 @@ std::vector<Notification> PollNotifications(const Handle& agent, size_t limit) {
   });
 }
 
-// Those that come while this thread makes progress, for at most so many seconds, without the GIL:
-// it stops at the first. For those who ask again and again.
-std::vector<Notification> DriveForNotifications(const Handle& agent, double seconds) {
-  const Duration longest = std::min<Duration>(ToDuration(seconds, "seconds"), kTurn);
-  auto first = agent->Call([&](Agent& inside) { return inside.WaitNotification(longest); });
-  if (!first.ok()) return {};
-  std::vector<Notification> all = PollNotifications(agent, 1024);
-  all.insert(all.begin(), *std::move(first));
-  return all;
-}
-
 Notification WaitNotification(const Handle& agent, std::optional<double> timeout) {
   return Value(agent->CallInTurns(
       timeout, [](Agent& inside, Duration turn) { return inside.WaitNotification(turn); }));
@@ -454,7 +443,6 @@ void BindEvents(AgentClass& agent) {
            })
       .def("poll_notifications", &PollNotifications, py::arg("limit") = 1024,
            "Those that are there, up to `limit`.")
-      .def("_drive_for_notifications", &DriveForNotifications, py::arg("seconds"))
       .def("wait_notification", &WaitNotification, py::arg("timeout") = py::none(),
            "The next one; waits up to `timeout` seconds. TimedOut.")
       .def_property_readonly(

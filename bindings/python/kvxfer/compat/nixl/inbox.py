@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections import deque
 from typing import Any
 
@@ -22,10 +21,6 @@ logger = logging.getLogger("kvxfer.compat.nixl")
 _DOUBT = 0.25
 _CONNECT = 10.0  # seconds until a connection that was asked for is given up
 _MOST_WATCHED = 4096
-# Who asks for notifications again within so many seconds asks in a loop, and waits for the next one
-# in the call, for at most _DRIVE seconds.
-_PAUSE = 0.0001
-_DRIVE = 0.0005
 
 
 class Inbox:
@@ -39,7 +34,6 @@ class Inbox:
         self._sent: deque[Any] = deque(maxlen=_MOST_WATCHED)
         # One at a time takes notifications, so that parts are joined in their order.
         self._taking = threading.RLock()
-        self._asked_in_vain = 0.0  # when somebody last asked and nothing was there
         self._watching = threading.Lock()
 
     def tell_self(self, message: bytes) -> None:
@@ -119,26 +113,13 @@ class Inbox:
         """Adds what has come, by sender."""
         with self._taking:
             self.watch(agent)
-            batch = agent.poll_notifications() or self._driven(agent)
-            while batch:
+            while batch := agent.poll_notifications():
                 for note in batch:
                     message = self._joiner.join(note.peer, note.incarnation, note.payload)
                     if message is not None:
                         into.setdefault(note.peer, []).append(message)
-                batch = agent.poll_notifications()
             while self._own:
                 into.setdefault(own_name, []).append(self._own.popleft())
-
-    def _driven(self, agent: Any) -> list[Any]:
-        """What comes while this thread moves the agent on: faster than waking another thread, which
-        a caller that asks without a pause would keep from its CPU too."""
-        now = time.monotonic()
-        pause, self._asked_in_vain = now - self._asked_in_vain, now
-        if pause > _PAUSE:
-            return []
-        batch: list[Any] = agent._drive_for_notifications(_DRIVE)
-        self._asked_in_vain = time.monotonic()
-        return batch
 
     def forget(self, name: str) -> None:
         with self._taking:
