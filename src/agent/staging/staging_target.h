@@ -63,7 +63,7 @@ class StagingTarget final : private Staging::User {
   void Start(SessionId session_id, Stage& stage);
   absl::StatusOr<std::vector<Staging::Piece>> Resolve(const StageFrame& frame) const;
   static void Answer(Session& session, const StageFrame& frame, const absl::Status& status);
-  void OnMoved(uint64_t buffer, const absl::Status& status) override;
+  void OnMoved(uint64_t key, const absl::Status& status) override;
   void Tell();
 
   Staging* const staging_;
