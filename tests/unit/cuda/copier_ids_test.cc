@@ -1,7 +1,9 @@
 // Ids in GPU memory: the GPU reads them, and copies no block that is beyond its region.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -36,8 +38,8 @@ class CudaCopierIds : public ::testing::Test {
     std::memset(to_.alias(), 0, (kBlocks + 1) * kBytes);
   }
   void SetIds(const std::vector<uint32_t>& to, const std::vector<uint32_t>& from) {
-    std::memcpy(ids_.alias(), to.data(), to.size() * sizeof(uint32_t));
-    std::memcpy(ids_.alias() + 1024, from.data(), from.size() * sizeof(uint32_t));
+    std::ranges::copy(std::as_bytes(std::span(to)), ids_.alias());
+    std::ranges::copy(std::as_bytes(std::span(from)), ids_.alias() + 1024);
   }
   // `count` blocks by the ids in GPU memory.
   PagedCopy Blocks(uint32_t count) const {

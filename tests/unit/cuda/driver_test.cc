@@ -249,6 +249,7 @@ TEST(CudaDriverTest, AScopeWithinOneOfTheSameDeviceMakesNoCall) {
 TEST(CudaDriverTest, AScopeOfTheCurrentContextMakesOneCall) {
   const cuda_driver::Hooks& hooks = StandIn();
   const Driver& driver = TheDriver();
+  LeaveContexts();
   ASSERT_OK_AND_ASSIGN(const CUcontext context, driver.Context(0));
   const auto calls = [&] {
     const uint64_t before = hooks.kvxfer_standin_calls(nullptr);
