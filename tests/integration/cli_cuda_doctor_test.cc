@@ -61,9 +61,8 @@ TEST(CudaDoctor, NamesGpusThatDoNotReachEachOther) {
 }
 
 TEST(CudaDoctor, SaysWhetherWorkersOfOneGpuTakeTurns) {
-  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=0"), "gpu-ipc"),
-              HasSubstr("no MPS on cuda:0 cuda:1"));
-  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=1"), "gpu-ipc"), HasSubstr("MPS: the kernels"));
+  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=0"), "gpus"), HasSubstr("no MPS: workers"));
+  EXPECT_THAT(WhatOf(DoctorJson("KVXFER_STANDIN_MPS=1"), "gpus"), HasSubstr(", MPS: workers"));
 }
 
 TEST(CudaDoctor, SaysWhyADriverCannotBeUsed) {

@@ -57,6 +57,13 @@ Findings CudaDriver(const SystemView& view) {
   return Ok(absl::StrJoin(parts, ", "));
 }
 
+// It matters only where several workers use one GPU, and nothing here tells whether they do.
+const char* WordsOfMps(const cuda::Device& device) {
+  if (!device.mps.has_value()) return "";
+  return *device.mps ? ", MPS: workers that share it run side by side"
+                     : ", no MPS: workers that share it take turns";
+}
+
 Findings Gpus(const SystemView& view) {
   if (!view.Cuda().usable()) return NotApplicable(kNoGpu);
   constexpr int kOldestOfKernels = 80;
@@ -73,10 +80,10 @@ Findings Gpus(const SystemView& view) {
       continue;
     }
     Append(findings,
-           Ok(absl::StrFormat("cuda:%d %s, %s, compute capability %d.%d, %s, %s%s", device.ordinal,
-                              device.name, FormatBytes(device.memory), device.compute / 10,
-                              device.compute % 10, device.pci, device.uuid,
-                              IsInstance(device) ? ", a MIG instance" : "")));
+           Ok(absl::StrFormat("cuda:%d %s, %s, compute capability %d.%d, %s, %s%s%s",
+                              device.ordinal, device.name, FormatBytes(device.memory),
+                              device.compute / 10, device.compute % 10, device.pci, device.uuid,
+                              IsInstance(device) ? ", a MIG instance" : "", WordsOfMps(device))));
   }
   return findings;
 }
@@ -118,20 +125,6 @@ Findings GpuPeers(const SystemView& view) {
                   "line); in a VM: GPUs of one NVLink partition");
 }
 
-// It matters only where several workers use one GPU, and nothing here tells whether they do. Empty:
-// the driver does not say.
-std::string WordsOfMps(const CudaState& cuda) {
-  const auto with = cuda.Where([](const cuda::Device& d) { return d.mps == true; });
-  const auto without = cuda.Where([](const cuda::Device& d) { return d.mps == false; });
-  if (!without.empty()) {
-    return absl::StrCat(
-        "; no MPS on ", GpuNames(without),
-        ": workers that share a GPU take turns on it, which small transfers between "
-        "them wait for; nvidia-cuda-mps-control -d");
-  }
-  return with.empty() ? "" : "; MPS: the kernels of workers that share a GPU run side by side";
-}
-
 // CUDA shares memory between processes by process id.
 Findings GpuIpc(const SystemView& view) {
   const CudaState& cuda = view.Cuda();
@@ -147,13 +140,10 @@ Findings GpuIpc(const SystemView& view) {
                         "hostNetwork, hostPID and hostIPC"));
   }
   const auto without = cuda.Where([](const cuda::Device& d) { return !d.fd_handles; });
-  return OrOk(
-      bad,
-      absl::StrCat(without.empty()
+  return OrOk(bad, without.empty()
                        ? "handles of cuMemAlloc, descriptors of cuMemCreate"
                        : absl::StrCat("handles of cuMemAlloc; no descriptors of cuMemCreate on ",
-                                      GpuNames(without)),
-                   WordsOfMps(cuda)));
+                                      GpuNames(without)));
 }
 
 Findings GpuPinned(const SystemView& view) {
@@ -192,7 +182,7 @@ std::span<const Check> GpuChecks() {
       {"cuda-driver", "libcuda.so.1, /sys/module/nvidia/version, /dev/nvidiactl", &CudaDriver},
       {"gpus", "the CUDA driver: devices", &Gpus},
       {"gpu-peers", "the CUDA driver: peer access, P2P attributes", &GpuPeers},
-      {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles, MPS", &GpuIpc},
+      {"gpu-ipc", "/proc/1/comm, /.dockerenv, the CUDA driver: handles", &GpuIpc},
       {"gpu-pinned", "the CUDA driver: 16 MiB of host memory, pinned", &GpuPinned},
   });
   return kChecks;

@@ -179,17 +179,10 @@ TEST(DoctorGpu, SaysWhatIsThere) {
       {"gpu-peers", [](Host& h) { h.cuda.links[0].atomics = false; }, "cuda:0>1: as over PCIe"},
       {"gpu-ipc", [](Host& h) { h.cuda.devices[1].fd_handles = false; },
        "no descriptors of cuMemCreate on cuda:1"},
-      {"gpu-ipc",
-       [](Host& h) {
-         for (cuda::Device& device : h.cuda.devices) device.mps = true;
-       },
-       "descriptors of cuMemCreate; MPS: the kernels of workers"},
-      {"gpu-ipc",
-       [](Host& h) {
-         h.cuda.devices[0].mps = true;
-         h.cuda.devices[1].mps = false;
-       },
-       "no MPS on cuda:1: workers"},
+      {"gpus", [](Host& h) { h.cuda.devices[0].mps = true; },
+       "MPS: workers that share it run side"},
+      {"gpus", [](Host& h) { h.cuda.devices[0].mps = false; },
+       "no MPS: workers that share it take"},
       {"gpu-direct", [](Host&) {}, "nvidia_peermem and dma-buf"},
       {"gpu-direct", [](Host& h) { h.file("/sys/module/gdrdrv/version") = "2.4"; },
        "gdrdrv is loaded too"},
@@ -247,7 +240,7 @@ TEST(DoctorGpu, EveryGpuIsALine) {
 }
 
 TEST(DoctorGpu, AnOlderDriverDoesNotTellOfMps) {
-  const Finding finding = FindingOf("gpu-ipc", WellHost(), [](Host&) {});
+  const Finding finding = FindingOf("gpus", WellHost(), [](Host&) {});
   EXPECT_THAT(finding.what, Not(HasSubstr("MPS")));
 }
 
