@@ -17,7 +17,7 @@
 //   dialler → acceptor   kHold      GPUs of the dialler begin to copy to and from the memfds, so
 //                                   that the end of the socket does not prove that they have ended
 //   dialler → acceptor   kQuiet     they have ended, and none follow; before the dialler closes
-//   both                 kBye       why the sender closes, as text; nothing follows
+//   both                 kBye       why the sender closes, as text; nothing follows but kQuiet
 //
 // Thread-safety: pure functions. Decoding never trusts a length.
 
