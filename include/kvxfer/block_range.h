@@ -121,6 +121,8 @@ struct BlockView {
   // What the backend calls each region. Only those that the blocks touch need an entry.
   std::span<const Registration* const> registrations{};
   std::span<const RemoteKey* const> keys{};
+
+  bool ids_on_gpu() const { return local_device_ids.at != 0 || remote_device_ids.at != 0; }
 };
 
 // Where the blocks of one pair are.

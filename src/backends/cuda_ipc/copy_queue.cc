@@ -22,10 +22,6 @@ uint32_t LastOf(const PagedRegion& region) {
   return static_cast<uint32_t>(std::min<uint64_t>(region.count - 1, UINT32_MAX));
 }
 
-bool HasIdsOnGpu(const BlockView& view) {
-  return view.local_device_ids.at != 0 || view.remote_device_ids.at != 0;
-}
-
 }  // namespace
 
 CopyQueue::~CopyQueue() { Wait(nullptr); }
@@ -92,7 +88,7 @@ bool CopyQueue::StartBatch(int device, Lane& lane) {
     const Ops::iterator posted = lane.waiting.front();
     const BlockRange& range = posted->op.blocks;
     // What the GPU finds wrong with ids is the end of the batch, so their op has one for itself.
-    alone = HasIdsOnGpu(*range.view);
+    alone = range.view->ids_on_gpu();
     const bool fits = !alone && blocks + range.pieces <= kBatchBlocks &&
                       bytes + range.bytes <= lane.copier->BatchBytes(reach_);
     if (!batch.ops.empty() && !fits) break;

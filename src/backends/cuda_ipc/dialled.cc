@@ -94,10 +94,7 @@ absl::Status CudaIpcDialledEndpoint::CheckOp(const Op& op) {
   last_local_ = nullptr;
   last_key_ = nullptr;
   by_ids_ = true;
-  const BlockView* const view = op.blocks.view;
-  if (view != nullptr && (view->local_device_ids.at != 0 || view->remote_device_ids.at != 0)) {
-    return CheckUnread(op);
-  }
+  if (op.blocks.view != nullptr && op.blocks.view->ids_on_gpu()) return CheckUnread(op);
   for (PairWalk walk(op.blocks); !walk.done(); walk.Next()) {
     absl::Status good =
         walk.pair() != nullptr ? CheckBlocks(op, walk) : CheckRuns(op, walk.range());
