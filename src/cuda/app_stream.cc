@@ -35,7 +35,7 @@ absl::Status AppStream::Open(const CudaStream& stream) {
   const auto device = driver_->device(*ordinal);
   if (!device.ok()) return device.status();
   device_ = *device;
-  scope_.emplace(*driver_, *ordinal);
+  scope_.emplace(*driver_, *ordinal, ContextScope::For::kQueueing);
   if (!scope_->status().ok()) return scope_->status();
   return CheckNotCapturing();
 }
@@ -48,13 +48,15 @@ absl::StatusOr<int> AppStream::FindDevice(const CudaStream& stream) const {
   CUcontext context = nullptr;
   const CUresult asked = driver_->calls().cuStreamGetCtx(handle_, &context);
   if (asked != CUDA_SUCCESS) return Error(asked, "cuStreamGetCtx");
-  const auto device = DeviceOf(context);
+  const std::optional<int> primary = driver_->FindContext(context);
+  const auto device = primary.has_value() ? absl::StatusOr<int>(*primary) : DeviceOf(context);
   if (!device.ok()) return device;
   if (stream.device >= 0 && stream.device != *device) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(), " is of GPU ", *device,
                                                    ", and was said to be of GPU ", stream.device,
                                                    "; CudaStream::device -1 takes its own"));
   }
+  if (primary.has_value()) return device;
   if (auto status = CheckPrimary(context, *device); !status.ok()) return status;
   return device;
 }
@@ -75,8 +77,10 @@ absl::StatusOr<int> AppStream::DeviceOf(CUcontext context) const {
 absl::StatusOr<int> AppStream::CurrentDevice() const {
   CUcontext context = nullptr;
   CUdevice device = -1;
-  if (driver_->calls().cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr ||
-      driver_->calls().cuCtxGetDevice(&device) != CUDA_SUCCESS) {
+  const bool current =
+      driver_->calls().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context != nullptr;
+  if (const auto primary = driver_->FindContext(context); primary.has_value()) return *primary;
+  if (!current || driver_->calls().cuCtxGetDevice(&device) != CUDA_SUCCESS) {
     return absl::InvalidArgumentError(
         absl::StrCat(Describe(),
                      " is the default stream of the current device, and this thread "

@@ -15,7 +15,8 @@
 
 namespace kvxfer::cuda {
 
-// While it exists, the CUDA stream's context is current in this thread.
+// While it exists, the CUDA stream's context is current in this thread, in a scope of kQueueing:
+// work may be put into the stream.
 class AppStream {
  public:
   // Check status() first: if it is an error, the stream must not be used. InvalidArgument, with

@@ -4,6 +4,7 @@
 #include <link.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <set>
@@ -186,6 +187,14 @@ absl::StatusOr<CUcontext> Driver::Context(int ordinal) const {
   if (!status.ok()) return Annotate(status, absl::StrCat("GPU ", ordinal));
   kept.store(context, std::memory_order_release);
   return context;
+}
+
+std::optional<int> Driver::FindContext(CUcontext context) const {
+  const auto found = std::ranges::find_if(contexts_->primary, [&](const auto& kept) {
+    return kept.load(std::memory_order_acquire) == context;
+  });
+  if (context == nullptr || found == contexts_->primary.end()) return std::nullopt;
+  return static_cast<int>(found - contexts_->primary.begin());
 }
 
 absl::Status Driver::EnablePeerAccess(int from, int to) const {

@@ -76,6 +76,9 @@ class Driver {
 
   // The device's primary context, retained at the first call.
   absl::StatusOr<api::CUcontext> Context(int ordinal) const;
+  // The device whose primary context `context` is; nothing: it is none that Context has returned.
+  // Makes no call of the driver.
+  std::optional<int> FindContext(api::CUcontext context) const;
   // OK: kernels and copies on `from` can reach memory of `to`. The first call enables it.
   // FailedPrecondition: the GPUs have no peer-to-peer path; the error says what to look at.
   absl::Status EnablePeerAccess(int from, int to) const;
@@ -108,8 +111,8 @@ class Driver {
 //
 // Calls inside the scope do not disturb an application that is capturing a graph in any thread.
 // Without that, even a query of an event would invalidate the capture
-// (CU_STREAM_CAPTURE_MODE_GLOBAL). Calls that only put work into streams of kvxfer's own never do;
-// a scope of kQueueing serves for them and costs two calls less.
+// (CU_STREAM_CAPTURE_MODE_GLOBAL). Calls that only put work into streams that are not being
+// captured never do; a scope of kQueueing serves for them and costs two calls less.
 class ContextScope {
  public:
   enum class For : uint8_t { kAnything, kQueueing };

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/core/base/strings.h"
 #include "src/cuda/app_stream.h"
+#include "src/cuda/event_pool.h"
 
 namespace kvxfer::cuda {
 
@@ -24,17 +26,16 @@ absl::StatusOr<std::shared_ptr<StreamPoint>> StreamPoint::Record(const CudaStrea
   static std::atomic<uint64_t> last_number{0};
   const AppStream open(stream);
   if (!open.status().ok()) return open.status();
-  const Calls& calls = open.driver().calls();
-  CUevent event = nullptr;
-  const CUresult made = calls.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-  if (made != CUDA_SUCCESS) return open.driver().Error(made, "cuEventCreate");
-  const CUresult recorded = calls.cuEventRecord(event, open.handle());
+  const int device = open.device().ordinal;
+  const auto event = EventPool::Get().Take(open.driver(), device);
+  if (!event.ok()) return event.status();
+  const CUresult recorded = open.driver().calls().cuEventRecord(*event, open.handle());
   if (recorded != CUDA_SUCCESS) {
-    calls.cuEventDestroy_v2(event);
+    EventPool::Get().Discard(open.driver(), device, *event);
     return open.Error(recorded, "cuEventRecord");
   }
-  std::shared_ptr<StreamPoint> point(new StreamPoint(open.driver(), open.device().ordinal));
-  point->own_ = event;
+  std::shared_ptr<StreamPoint> point(new StreamPoint(open.driver(), device));
+  point->own_ = *event;
   // Numbered after recording. Points that different threads record in one stream at the same time
   // may be numbered in the other order, which only delays the report.
   point->stream_ = open.key();
@@ -72,12 +73,12 @@ absl::Status StreamPoint::Adopt(uint64_t event) {
 
 StreamPoint::~StreamPoint() {
   // In a forked child the CUDA driver does not work: leak the event.
-  if (own_ == nullptr || process_ != getpid()) return;
-  const ContextScope scope(driver_, device_);
-  if (scope.status().ok()) DestroyOwn();
+  if (own_ != nullptr && process_ == getpid()) ReturnOwn();
 }
 
-void StreamPoint::DestroyOwn() { driver_.calls().cuEventDestroy_v2(std::exchange(own_, nullptr)); }
+void StreamPoint::ReturnOwn() {
+  EventPool::Get().Return(driver_, device_, std::exchange(own_, nullptr));
+}
 
 // Queries the events that are left and drops those that are over.
 absl::Status StreamPoint::Ask() {
@@ -91,7 +92,7 @@ absl::Status StreamPoint::Ask() {
       return Annotate(driver_.Error(result, "cuEventQuery"), "the CUDA event that it waits for");
     }
     if (event == &own_) {
-      DestroyOwn();
+      ReturnOwn();
     } else {
       other_ = nullptr;
     }

@@ -24,7 +24,8 @@ namespace kvxfer::cuda {
 
 // The work that was in a CUDA stream at some time, or before an event of the application, or both.
 //
-// Lifetime: its own event is destroyed once it is passed or with the point, on any thread.
+// Lifetime: its own event is free for another point once it is passed or with the point, on any
+// thread.
 // Thread-safety: used by one thread at a time; Take from any thread.
 class StreamPoint {
  public:
@@ -47,7 +48,7 @@ class StreamPoint {
   static absl::StatusOr<std::shared_ptr<StreamPoint>> InUse();
   absl::Status Adopt(uint64_t event);
   absl::Status Ask();
-  void DestroyOwn();
+  void ReturnOwn();
 
   const Driver& driver_;
   const int device_;  // the device in whose context the events are queried

@@ -147,9 +147,7 @@ absl::Status WaitByGpu(const AppStream& stream, StreamWord::Name word) {
   Pool& pool = Pool::Get();
   if (!pool.Pin(stream.driver(), stream.device().ordinal)) return cannot;
   const Calls& calls = stream.driver().calls();
-  CUdeviceptr at = 0;
-  const CUresult found = calls.cuMemHostGetDevicePointer_v2(&at, &pool.At(word.index), 0);
-  if (found != CUDA_SUCCESS) return stream.driver().Error(found, "cuMemHostGetDevicePointer");
+  const auto at = reinterpret_cast<CUdeviceptr>(&pool.At(word.index));  // see Pinned
   const CUresult put =
       calls.cuStreamWaitValue32_v2(stream.handle(), at, word.value, CU_STREAM_WAIT_VALUE_GEQ);
   if (put == CUDA_ERROR_NOT_SUPPORTED) return cannot;
