@@ -100,9 +100,10 @@ TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& g
                           uint64_t remote_first_token, uint32_t first_layer,
                           std::optional<uint32_t> layers, const std::string& lease,
                           const std::string& lease_contents, double lease_wait,
-                          uint32_t lease_readers, const py::object& notification, double deadline,
-                          int priority, const std::string& backend, const py::object& stream,
-                          const py::object& event, std::optional<uint64_t> user_word) {
+                          const std::vector<uint32_t>& stages, const py::object& notification,
+                          double deadline, int priority, const std::string& backend,
+                          const py::object& stream, const py::object& event,
+                          std::optional<uint64_t> user_word) {
   agent->CheckMemory();
   const StreamOrder after = ToStreamOrder(stream, event);
   const Ids ours(local_ids, "local_ids");
@@ -114,7 +115,7 @@ TransferHandle ReadBlocks(const Handle& agent, const std::vector<std::string>& g
   options.lease = LeaseName(lease);
   options.lease_contents = lease_contents;
   options.lease_wait = ToDuration(lease_wait, "lease_wait");
-  options.lease_readers = lease_readers;
+  options.stages = stages;
   return {
       agent,
       Value(agent->Call([&](Agent& inside) { return inside.ReadBlocks(group, blocks, options); })),
@@ -158,7 +159,7 @@ void BindRequests(AgentClass& agent) {
            py::arg("local_first_token") = 0, py::arg("remote_first_token") = 0,
            py::arg("first_layer") = 0, py::arg("layers") = py::none(), py::arg("lease") = "",
            py::arg("lease_contents") = "", py::arg("lease_wait") = 0.0,
-           py::arg("lease_readers") = 0, py::arg("notification") = py::none(),
+           py::arg("stages") = std::vector<uint32_t>(), py::arg("notification") = py::none(),
            py::arg("deadline") = 30.0, py::arg("priority") = 0, py::arg("backend") = "",
            py::arg("stream") = py::none(), py::arg("event") = py::none(),
            py::arg("user_word") = py::none(),
@@ -209,6 +210,12 @@ void BindLeases(AgentClass& agent) {
           "release_lease",
           [](const Handle& self, const std::string& lease) {
             Check(self->Call([&](Agent& inside) { return inside.ReleaseLease(LeaseName(lease)); }));
+          },
+          py::arg("lease"))
+      .def(
+          "revoke_lease",
+          [](const Handle& self, const std::string& lease) {
+            Check(self->Call([&](Agent& inside) { return inside.RevokeLease(LeaseName(lease)); }));
           },
           py::arg("lease"))
       .def("poll_kv_event",

@@ -79,6 +79,18 @@ void BindModel(py::module_& module) {
       .def_readwrite("tp_size", &KvShard::tp_size)
       .def_readwrite("first_layer", &KvShard::first_layer)
       .def("__eq__", [](const KvShard& a, const KvShard& b) { return a == b; });
+  const auto ranks = [&module](const char* name, auto find, const char* doc) {
+    module.def(
+        name,
+        [find](const KvModel& model, const KvShard& own, uint32_t tp_size,
+               const std::vector<uint32_t>& stages) {
+          return Value(find(model, own, KvDivision{.tp_size = tp_size, .stages = stages}));
+        },
+        py::arg("model"), py::arg("shard"), py::arg("tp_size"), py::arg("stages"), doc);
+  };
+  ranks("ranks_to_read", &RanksToRead,
+        "The ranks of another instance that this worker reads from.");
+  ranks("ranks_to_write", &RanksToWrite, "The ranks of another instance that it writes to.");
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 #include "bindings/python/status.h"
 
 #include <algorithm>
+#include <string>
 
 #include "absl/status/status.h"
 #include "bindings/python/text.h"
 #include "kvxfer/kv_cache.h"
+#include "kvxfer/reason.h"
 
 namespace kvxfer::python {
 namespace {
@@ -21,14 +23,22 @@ py::object ErrorClass(const absl::Status& status, const char* kind) {
   return errors.attr("Error");
 }
 
+std::string Underscored(std::string name) {
+  std::ranges::replace(name, ' ', '_');
+  return name;
+}
+
 py::object MakeException(const absl::Status& status, const char* kind) {
   const py::object message = Text({status.message().data(), status.message().size()});
   if (const auto refusal = LeaseRefusalOf(status)) {
-    std::string name = ToString(*refusal);
-    std::ranges::replace(name, ' ', '_');
-    return py::module_::import("kvxfer._errors").attr("LeaseRefused")(message, name);
+    return py::module_::import("kvxfer._errors")
+        .attr("LeaseRefused")(message, Underscored(ToString(*refusal)));
   }
-  return ErrorClass(status, kind)(message);
+  py::object exception = ErrorClass(status, kind)(message);
+  if (const Reason reason = ReasonOf(status); reason != Reason::kNone) {
+    exception.attr("reason") = Underscored(ToString(reason));
+  }
+  return exception;
 }
 
 }  // namespace

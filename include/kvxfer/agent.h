@@ -257,6 +257,10 @@ class Agent {
   // Ends the lease early: no further fetch can begin, and the lease ends when the fetches in
   // progress have ended. Errors as for RenewLease.
   absl::Status ReleaseLease(const LeaseName& lease);
+  // Ends the lease now, as released: when this returns the blocks may be reused. Fetches in
+  // progress fail with KvLeaseRefusal::kEnded, even if they have read their last byte. Also for a
+  // lease that was released before and waits for fetches. Errors as for RenewLease.
+  absl::Status RevokeLease(const LeaseName& lease);
   // Returns the oldest event about a lease that has ended or a request that was lost (other than by
   // DropRequest or DeregisterKvCache), or nothing if there is none: PollEvents of one kKv. Ends of
   // leases are never dropped; of lost requests the agent keeps the last 65,536.

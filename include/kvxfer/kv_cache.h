@@ -2,7 +2,8 @@
 // and the caches of all ranks of another instance. The two instances may differ in tensor and
 // pipeline parallelism, tokens per block, and layout (kv_layout.h).
 //
-// A *group* is all ranks of the other instance, given as the names of their agents in any order.
+// A *group* is the ranks of the other instance that this worker exchanges blocks with (RanksToRead,
+// RanksToWrite), given as the names of their agents in any order; further ranks of it do no harm.
 // The ranks of an instance share one block table. Layers with a block table of their own (sliding
 // windows, state space models), and scales in tensors of their own, are registered as a separate
 // cache with its own name.
@@ -33,6 +34,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kvxfer/transfer.h"
@@ -82,10 +84,11 @@ struct KvOptions {
   // ReadBlocks: how long an owner waits for a lease that it has not granted yet, before it refuses
   // the read with kUnknown. 0: it refuses at once.
   Duration lease_wait = Duration::zero();
-  // How many workers fetch from each owner under the lease; the last one consumes it. 0: as many
-  // ranks of this instance's tensor parallelism as need data of that owner. An instance with
-  // pipeline stages must give a number (InvalidArgument).
-  uint32_t lease_readers = 0;
+  // ReadBlocks: the first layer of each pipeline stage of this worker's instance (see KvDivision).
+  // An owner learns from it how many workers of the instance fetch from it; the last one consumes
+  // the lease. Empty: there is one stage. InvalidArgument: the stages are not those of an instance
+  // of which this worker is a rank.
+  std::vector<uint32_t> stages{};
 
   // As for any transfer, with these differences.
   // notification: at most kMaxKvNotificationBytes.

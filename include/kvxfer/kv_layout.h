@@ -70,6 +70,26 @@ struct KvHeads {
 // group of tp_size / heads consecutive ranks. InvalidArgument: the division leaves a remainder.
 absl::StatusOr<KvHeads> HeadsOf(const KvModel& model, uint32_t tp_rank, uint32_t tp_size);
 
+// How an instance divides a model among its ranks, which are numbered stage by stage:
+// stage * tp_size + tp_rank.
+struct KvDivision {
+  uint32_t tp_size = 1;
+  // The first layer of each pipeline stage, ascending from 0 on. A stage ends where the next one
+  // begins, the last one with the model.
+  std::vector<uint32_t> stages{0};
+
+  bool operator==(const KvDivision&) const = default;
+};
+
+// The ranks of another instance that the worker with shard `own` takes blocks from, ascending. For
+// the first rank of the first stage also those that nobody reads from, because it tells them so
+// (docs/kv-caches.md). InvalidArgument: a division that the model does not allow.
+absl::StatusOr<std::vector<uint32_t>> RanksToRead(const KvModel& model, const KvShard& own,
+                                                  const KvDivision& from);
+// The ranks of another instance that this worker writes blocks to; may be none.
+absl::StatusOr<std::vector<uint32_t>> RanksToWrite(const KvModel& model, const KvShard& own,
+                                                   const KvDivision& to);
+
 // A tensor as frameworks describe it. `axes` has one letter per axis, outermost first:
 //   L  layer of the shard; if absent, each layer has a tensor of its own
 //   2  K, then V

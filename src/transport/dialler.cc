@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/base/reason.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer::net {
@@ -75,9 +76,10 @@ void Dialler::ReceiveWelcome() {
   control_->Consume(kWelcomeBytes);
   if (!welcome.ok()) return TryNext(welcome.status());
   if (welcome->code == WelcomeCode::kWrongIncarnation) {
-    return TryNext(absl::FailedPreconditionError(
-        "another incarnation listens there now: the peer has restarted; add it again with its new "
-        "metadata"));
+    return TryNext(WithReason(
+        absl::FailedPreconditionError("another incarnation listens there now: the peer has "
+                                      "restarted; add it again with its new metadata"),
+        Reason::kPeerRestarted));
   }
   if (welcome->code != WelcomeCode::kJoin || welcome->version != kStreamVersion) {
     return TryNext(absl::FailedPreconditionError(

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
         TransferStats,
         __version__,
         fetch_metadata,
+        ranks_to_read,
+        ranks_to_write,
         set_log_level,
     )
 
@@ -114,6 +116,8 @@ __all__ = [
     "Unimplemented",
     "__version__",
     "fetch_metadata",
+    "ranks_to_read",
+    "ranks_to_write",
     "set_log_level",
 ]
 

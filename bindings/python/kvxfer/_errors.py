@@ -9,9 +9,12 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """Base of all errors of kvxfer. ``code`` is the kind, as the C++ interface names it."""
+    """Base of all errors of kvxfer. ``code`` is the kind, as the C++ interface names it. ``reason``,
+    where a program may want to act on more than the code: "address_in_use", "peer_restarted" (another
+    incarnation is where the peer was), "peer_gone" (its process has ended); else empty."""
 
     code = "UNKNOWN"
+    reason = ""
 
 
 class InvalidArgument(Error, ValueError):

@@ -461,6 +461,20 @@ class KvShard(_Bound):
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
+def ranks_to_read(
+    model: KvModel, shard: KvShard, tp_size: int, stages: Sequence[int]
+) -> list[int]:
+    """The ranks of another instance that a worker with ``shard`` reads blocks from, ascending. The
+    instance has ``tp_size`` ranks for each pipeline stage, ``stages`` are the first layers of those,
+    and its ranks are numbered stage by stage: stage * tp_size + tp_rank. For the first rank of the
+    first stage also those that nobody reads from, because it tells them so. InvalidArgument: a
+    division that the model does not allow."""
+
+def ranks_to_write(
+    model: KvModel, shard: KvShard, tp_size: int, stages: Sequence[int]
+) -> list[int]:
+    """The ranks of another instance that this worker writes blocks to; may be none."""
+
 class KvTensor(_Bound):
     """A tensor as frameworks describe it: a letter for each axis, outermost first, its shape, and
     its strides in elements. L: layer; 2: K, then V; B: block; N: token of the block; H: head; D:
@@ -957,7 +971,7 @@ class Agent(_Bound):
         lease: str = "",
         lease_contents: str = "",
         lease_wait: float = 0.0,
-        lease_readers: int = 0,
+        stages: Sequence[int] = (),
         notification: _Bytes | None = None,
         deadline: float = 30.0,
         priority: int = 0,
@@ -972,8 +986,8 @@ class Agent(_Bound):
         fails with LeaseRefused. ``lease_contents``: what the blocks must hold, as each owner has
         said it to ``lease_blocks``. ``lease_wait``: an owner that has not granted the lease yet
         answers when it has, or after so many seconds at the latest; 0: at once.
-        ``lease_readers``: how many workers fetch from each owner; 0: the ranks of this instance
-        that need something of it."""
+        ``stages``: the first layer of each pipeline stage of this worker's instance, from which an
+        owner learns how many workers fetch from it; empty: there is one stage."""
     def wait_layers(self, cache: str, request: str, layers: int, timeout: float) -> None:
         """Blocks until the first ``layers`` layers of this worker are there, of a request that
         peers write.
@@ -997,6 +1011,10 @@ class Agent(_Bound):
         FailedPrecondition: it has ended, and how."""
     def release_lease(self, lease: str) -> None:
         """No further fetch begins; it ends when those that have begun have. As ``renew_lease``."""
+    def revoke_lease(self, lease: str) -> None:
+        """Ends it now: on return its blocks may be used for other things. Fetches that have begun
+        fail with LeaseRefused ("ended"), even those that have read their last byte. As
+        ``renew_lease``."""
     def poll_kv_event(self) -> KvEvent | None:
         """The next lease that has ended or request that was lost, oldest first."""
     def count_kv(self) -> KvCounts: ...

@@ -162,6 +162,10 @@ absl::Status Agent::RenewLease(const LeaseName& lease, Duration hold) {
 absl::Status Agent::ReleaseLease(const LeaseName& lease) {
   return impl_->engine->kv().ReleaseLease(lease.text);
 }
+
+absl::Status Agent::RevokeLease(const LeaseName& lease) {
+  return impl_->engine->kv().RevokeLease(lease.text);
+}
 std::optional<KvEvent> Agent::PollKvEvent() {
   return impl_->engine->events().PollOne<KvEvent>(AgentEventKinds::kKv);
 }

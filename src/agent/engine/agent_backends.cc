@@ -100,7 +100,7 @@ absl::StatusOr<AgentBackends> MakeAgentBackends(const BackendContext& context,
     }
     const absl::Status& why = backend.status();
     if (list->strict || !NotUsableHere(why)) {
-      return absl::Status(why.code(), absl::StrCat("backend ", WithName(why, name).message()));
+      return WithMessage(why, absl::StrCat("backend ", WithName(why, name).message()));
     }
     made.unusable.push_back({.backend = name, .why = std::string(why.message())});
     // Missing hardware is normal and is logged at debug; hardware that is present but unusable is a

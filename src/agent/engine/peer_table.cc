@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "src/agent/engine/transfer_group.h"
+#include "src/core/base/reason.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -55,9 +56,11 @@ void PeerTable::Update(Peer& peer, AgentMetadata metadata) {
 
 void PeerTable::Replace(Peer& old, const Peer& by) {
   const std::string& name = old.metadata().name;
-  const auto why = absl::FailedPreconditionError(
-      absl::StrCat("peer ", name, " restarted: its new metadata replaced incarnation ",
-                   old.metadata().incarnation.ToString()));
+  const absl::Status why =
+      WithReason(absl::FailedPreconditionError(absl::StrCat(
+                     "peer ", name, " restarted: its new metadata replaced incarnation ",
+                     old.metadata().incarnation.ToString())),
+                 Reason::kPeerRestarted);
   // A dead process receives nothing more, so its quarantines end. Otherwise they last until they
   // are proven quiet.
   if (Replaces(by.metadata().host, old.metadata().host)) old.OnDeath(why);

@@ -17,7 +17,7 @@ absl::Status Anew(std::string_view whose, std::string_view cache) {
 
 absl::StatusOr<KvParties> KvParties::Find(const KvRegistry& kv, const PeerViews& views,
                                           std::span<const std::string> group,
-                                          std::string_view cache) {
+                                          std::string_view cache, Direction direction) {
   KvParties parties{.caches = kv.table()};
   const auto own = FindKvCache(*parties.caches, cache, kThisAgent);
   if (!own.ok()) return own.status();
@@ -31,7 +31,8 @@ absl::StatusOr<KvParties> KvParties::Find(const KvRegistry& kv, const PeerViews&
     parties.theirs.push_back(*theirs);
     parties.ranks.push_back({.peer = parties.views.back()->name, .layout = &(*theirs)->layout});
   }
-  if (auto status = CheckKvGroup(parties.own->layout, parties.ranks); !status.ok()) return status;
+  if (auto status = CheckKvGroup(parties.own->layout, parties.ranks, direction); !status.ok())
+    return status;
   return parties;
 }
 

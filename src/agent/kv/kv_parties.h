@@ -38,9 +38,10 @@ struct KvParties {
   std::vector<KvRank> ranks{};
 
   // NotFound: an unknown peer, or a cache that this agent or a rank does not have.
-  // InvalidArgument: the ranks are not one instance.
+  // InvalidArgument: as for CheckKvGroup.
   static absl::StatusOr<KvParties> Find(const KvRegistry& kv, const PeerViews& views,
-                                        std::span<const std::string> group, std::string_view cache);
+                                        std::span<const std::string> group, std::string_view cache,
+                                        Direction direction);
   // Whether the cache of this agent, or of a rank, is still the one that was found. NotFound: it is
   // gone. FailedPrecondition: another one, or another incarnation of the peer, is in its place.
   absl::Status CheckOwn(const KvRegistry& kv, std::string_view cache) const;

@@ -98,6 +98,10 @@ absl::Status KvService::ReleaseLease(std::string_view lease) {
   return gate_->CallFor<absl::Status>([&] { return runtime_->leases.Release(lease, Now()); });
 }
 
+absl::Status KvService::RevokeLease(std::string_view lease) {
+  return gate_->CallFor<absl::Status>([&] { return runtime_->leases.Revoke(lease, Now()); });
+}
+
 absl::StatusOr<KvCounts> KvService::Count() {
   return gate_->CallFor<absl::StatusOr<KvCounts>>([&] {
     KvCounts counts{.requests_whole = runtime_->kv.whole(), .requests_lost = runtime_->kv.lost()};

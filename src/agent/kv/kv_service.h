@@ -35,6 +35,7 @@ class KvService {
                            std::span<const uint32_t> ids, Duration hold, std::string_view contents);
   absl::Status RenewLease(std::string_view lease, Duration hold);
   absl::Status ReleaseLease(std::string_view lease);
+  absl::Status RevokeLease(std::string_view lease);
   absl::StatusOr<KvCounts> Count();
 
  private:

@@ -106,21 +106,22 @@ LeasedRead FetchOf(const KvBlocks& blocks, const KvOptions& options, const KvLay
                    const KvCacheInfo& source) {
   // An owner that no rank reads from has one reader all the same: the rank that notifies it that
   // its blocks are not needed (Unread).
-  const uint32_t readers = std::max(KvReaders(own, source.layout), 1u);
+  const uint32_t readers = std::max(KvReaders(own, options.stages, source.layout), 1u);
   return {.lease = options.lease.text,
           .contents = options.lease_contents,
           .blocks_hash = HashLeased(source.id, blocks.remote_ids),
           .wait = options.lease_wait,
-          .readers = options.lease_readers > 0 ? options.lease_readers : readers};
+          .readers = readers};
 }
 
 // The ranks in `group` from which no rank of this instance reads, if this rank is the one that
 // notifies them. That is the rank with tensor-parallel rank 0 and the first layer.
-std::vector<size_t> Unread(const KvLayout& own, std::span<const KvRank> group) {
+std::vector<size_t> Unread(const KvLayout& own, std::span<const uint32_t> stages,
+                           std::span<const KvRank> group) {
   std::vector<size_t> unread;
   if (own.shard().tp_rank != 0 || own.shard().first_layer != 0) return unread;
   for (size_t i = 0; i < group.size(); ++i) {
-    if (KvReaders(own, *group[i].layout) == 0) unread.push_back(i);
+    if (KvReaders(own, stages, *group[i].layout) == 0) unread.push_back(i);
   }
   return unread;
 }
@@ -176,17 +177,14 @@ absl::StatusOr<TransferPtr> KvTransfers::Start(TransferKind kind,
                                                std::span<const std::string> group,
                                                const KvBlocks& blocks, const KvOptions& options) {
   if (auto status = CheckCall(kind, options); !status.ok()) return status;
-  const auto parties = FindParties(group, blocks.cache.text);
+  const auto parties = FindParties(group, blocks.cache.text, DirectionOf(kind));
   if (!parties.ok()) return parties.status();
   const KvLayout& own = parties->own->layout;
   const auto asked = AskedFor(blocks, own.model());
   if (!asked.ok()) return asked.status();
 
-  if (!options.lease.empty() && options.lease_readers == 0 &&
-      own.shard().layers != own.model().layers) {
-    return absl::InvalidArgumentError(
-        "this rank has not all layers: say in KvOptions::lease_readers how many workers of its "
-        "instance fetch from each owner");
+  if (!options.lease.empty()) {
+    if (auto status = CheckStages(own, options.stages); !status.ok()) return status;
   }
 
   std::vector<TransferPtr> members;
@@ -196,7 +194,7 @@ absl::StatusOr<TransferPtr> KvTransfers::Start(TransferKind kind,
     members.push_back(*std::move(member));
   }
   if (!options.lease.empty()) {
-    for (const size_t rank : Unread(own, parties->ranks)) {
+    for (const size_t rank : Unread(own, options.stages, parties->ranks)) {
       auto member = NewReaderOfNothing(*parties, rank, blocks, options);
       if (!member.ok()) return member.status();
       members.push_back(*std::move(member));
@@ -208,7 +206,7 @@ absl::StatusOr<TransferPtr> KvTransfers::Start(TransferKind kind,
 absl::StatusOr<std::shared_ptr<const internal::KvPrepared>> KvTransfers::Prepare(
     std::span<const std::string> group, const KvBlocks& blocks) const {
   if (auto status = parts_.gate->CheckNotForked(); !status.ok()) return status;
-  auto parties = FindParties(group, blocks.cache.text);
+  auto parties = FindParties(group, blocks.cache.text, Direction::kWrite);
   if (!parties.ok()) return parties.status();
   const KvCacheInfo& own = *parties->own;
   const auto asked = AskedFor(blocks, own.layout.model());

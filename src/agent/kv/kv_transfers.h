@@ -48,9 +48,9 @@ class KvTransfers {
 
  private:
   absl::Status CheckCall(TransferKind kind, const KvOptions& options) const;
-  absl::StatusOr<KvParties> FindParties(std::span<const std::string> group,
-                                        std::string_view cache) const {
-    return KvParties::Find(parts_.runtime->kv, *parts_.views, group, cache);
+  absl::StatusOr<KvParties> FindParties(std::span<const std::string> group, std::string_view cache,
+                                        Direction direction) const {
+    return KvParties::Find(parts_.runtime->kv, *parts_.views, group, cache, direction);
   }
   // The member transfer that moves one rank's share of the blocks.
   absl::StatusOr<TransferPtr> NewMember(TransferKind kind, const KvParties& parties,

@@ -61,6 +61,12 @@ absl::Status LeaseService::Release(std::string_view lease, Time now) {
   return status;
 }
 
+absl::Status LeaseService::Revoke(std::string_view lease, Time now) {
+  absl::Status status = leases_.Revoke(lease, now);
+  Collect(now);
+  return status;
+}
+
 std::optional<LeaseAnswerFrame> LeaseService::OnLeaseRead(const LeaseReadFrame& frame,
                                                           KvLeases::Reader reader, Time now) {
   LeaseAnswerFrame answer = Begin(frame, reader, now);

@@ -34,6 +34,7 @@ class LeaseService {
   absl::Status Grant(std::string_view lease, const Held& held, Time expires, Time now);
   absl::Status Renew(std::string_view lease, Time expires, Time now);
   absl::Status Release(std::string_view lease, Time now);
+  absl::Status Revoke(std::string_view lease, Time now);
 
   // Handle a reader's frame and return the answer to send at once. None: the reader waits for the
   // grant (OnLeaseRead), or needs no answer (OnFetchEnd).

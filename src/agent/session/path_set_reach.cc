@@ -121,10 +121,10 @@ absl::Status PathSet::NoWay(const internal::TransferRecord& record,
   if (record.blocks.ids_on_gpu()) {
     no_stage = "its ids are in GPU memory, where only a GPU reads them; bring them to the host";
   }
-  return absl::Status(why.code(), absl::StrCat(why.message(),
-                                               ": no backend takes this GPU memory at both ends, "
-                                               "and it cannot be staged: ",
-                                               ToAbsl(no_stage)));
+  return WithMessage(why, absl::StrCat(why.message(),
+                                       ": no backend takes this GPU memory at both ends, "
+                                       "and it cannot be staged: ",
+                                       ToAbsl(no_stage)));
 }
 
 void PathSet::TellStaged(const internal::TransferRecord& record, const Link& link) {

@@ -73,8 +73,8 @@ void Peer::KeepAlive(Time now) {
   }
   if (now > session_.abandon_at(transfers_.active())) {
     const absl::Status why = paths_.Unreachable("");
-    EndSession(absl::Status(why.code(), absl::StrCat("peer ", metadata_.name,
-                                                     " not reached again: ", why.message())),
+    EndSession(WithMessage(why, absl::StrCat("peer ", metadata_.name,
+                                             " not reached again: ", why.message())),
                Ends::kPreceding);
   }
   if (!transfers_.waits()) return;

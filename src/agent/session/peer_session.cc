@@ -4,6 +4,7 @@
 
 #include "src/agent/session/peer.h"
 #include "src/core/base/host_identity.h"
+#include "src/core/base/reason.h"
 #include "src/core/base/strings.h"
 
 namespace kvxfer {
@@ -28,9 +29,9 @@ void Peer::OnProving(Link& link, std::span<const std::byte> message) {
   if (envelope.ok() && envelope->type == FrameType::kRefuse) return OnRefuse(link, *envelope);
   const auto proof = link.handshake->Take(message);
   if (!proof.ok()) {
-    return link.Close(absl::Status(proof.status().code(),
-                                   absl::StrCat("at the address of peer ", metadata_.name,
-                                                " is another one: ", proof.status().message())));
+    return link.Close(
+        WithMessage(proof.status(), absl::StrCat("at the address of peer ", metadata_.name,
+                                                 " is another one: ", proof.status().message())));
   }
   if (!link.endpoint->Send(std::as_bytes(std::span(*proof)))) {
     return link.Close(absl::InternalError("no room for the proof"));
@@ -103,8 +104,9 @@ void Peer::CheckDeath(const absl::Status& why) {
   if (!ProcessGone(metadata_.host, runtime_->host)) return;
   // A restart that was recognised as such stays one.
   const auto code = absl::IsFailedPrecondition(why) ? why.code() : absl::StatusCode::kUnavailable;
-  OnDeath(absl::Status(code, absl::StrCat("peer ", metadata_.name, " (process ", metadata_.host.pid,
-                                          ") is gone: ", why.message())));
+  const absl::Status gone(code, absl::StrCat("peer ", metadata_.name, " (process ",
+                                             metadata_.host.pid, ") is gone: ", why.message()));
+  OnDeath(WithReason(gone, Reason::kPeerGone));
 }
 
 void Peer::OnDeath(const absl::Status& why) {

@@ -22,13 +22,18 @@ namespace kvxfer {
 inline absl::string_view ToAbsl(std::string_view s) { return {s.data(), s.size()}; }
 inline std::string_view ToStd(absl::string_view s) { return {s.data(), s.size()}; }
 
+// Another message with the code and payloads of `status`, which must not be OK.
+inline absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
+  absl::Status other(status.code(), message);
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& value) { other.SetPayload(url, value); });
+  return other;
+}
+
 // "context: message" with the code and payloads of `status`. OK stays OK.
 inline absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
-  absl::Status annotated(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
-  status.ForEachPayload(
-      [&](absl::string_view url, const absl::Cord& value) { annotated.SetPayload(url, value); });
-  return annotated;
+  return WithMessage(status, absl::StrCat(ToAbsl(context), ": ", status.message()));
 }
 
 // The error of a wait whose time-out passed (kTimedOut).

@@ -1,11 +1,14 @@
-// Which ranks of two instances exchange which KV ranges. A group is checked as a whole first, so
-// that a transfer cannot start towards half an instance.
+// Which ranks of two instances exchange which KV ranges. A group is checked first: a transfer does
+// not start if one of the ranks that it concerns is missing.
 #include "src/core/kv/kv_group.h"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <tuple>
+#include <utility>
 
+#include "absl/strings/str_join.h"
 #include "src/core/base/strings.h"
 #include "src/core/kv/reshard.h"
 
@@ -23,41 +26,82 @@ std::string LayersText(uint32_t first, uint32_t end) {
 
 uint32_t EndOf(const KvShard& shard) { return shard.first_layer + shard.layers; }
 
-// `ranks` are those of one pipeline stage, sorted by tp_rank.
-absl::Status CheckStage(std::span<const KvRank> ranks) {
-  const KvShard& stage = ranks.front().layout->shard();
-  const std::string layers = LayersText(stage.first_layer, EndOf(stage));
-  const auto missing = [&](size_t rank) {
-    return Refuse("rank ", rank, " of ", stage.tp_size, " with ", layers, " is missing");
-  };
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const KvShard& shard = ranks[i].layout->shard();
-    if (shard.layers != stage.layers) {
-      return Refuse(ToAbsl(ranks[i].peer), " has ", LayersText(shard.first_layer, EndOf(shard)),
-                    " and ", ToAbsl(ranks.front().peer), " ", layers);
-    }
-    if (i > 0 && shard.tp_rank == ranks[i - 1].layout->shard().tp_rank) {
-      return Refuse(ToAbsl(ranks[i - 1].peer), " and ", ToAbsl(ranks[i].peer), " are both rank ",
-                    shard.tp_rank, " of ", shard.tp_size, " with ", layers);
-    }
-    if (shard.tp_rank != i) return missing(i);
-  }
-  return ranks.size() == stage.tp_size ? absl::OkStatus() : missing(ranks.size());
-}
-
-// Whether `src` is the rank from which rank `dst_rank` of `dst_tp` takes its heads of `src`:
-// several ranks may have them.
-bool TakesFrom(const KvLayout& src, uint32_t dst_rank, uint32_t dst_tp) {
-  const auto sources = SourcesOf(src.model(), src.shard().tp_size, dst_rank, dst_tp);
+// Whether rank `dst_rank` of `dst_tp` takes heads from rank `src_rank` of `src_tp`. Several ranks
+// may have the same heads.
+bool TakesFrom(const KvModel& model, uint32_t src_rank, uint32_t src_tp, uint32_t dst_rank,
+               uint32_t dst_tp) {
+  const auto sources = SourcesOf(model, src_tp, dst_rank, dst_tp);
   // An error cannot happen with layouts of one model.
   return sources.ok() && std::ranges::any_of(*sources, [&](const KvSource& source) {
-           return source.tp_rank == src.shard().tp_rank;
+           return source.tp_rank == src_rank;
          });
+}
+
+bool TakesFrom(const KvLayout& src, uint32_t dst_rank, uint32_t dst_tp) {
+  return TakesFrom(src.model(), src.shard().tp_rank, src.shard().tp_size, dst_rank, dst_tp);
+}
+
+// Whether the worker with shard `own` exchanges heads with rank `other` of `tp_size`.
+bool Exchanges(const KvModel& model, const KvShard& own, uint32_t other, uint32_t tp_size,
+               Direction direction) {
+  return direction == Direction::kRead ? TakesFrom(model, other, tp_size, own.tp_rank, own.tp_size)
+                                       : TakesFrom(model, own.tp_rank, own.tp_size, other, tp_size);
+}
+
+// How many ranks of `dst_tp` take heads from rank `src_rank` of `src_tp`.
+uint32_t TpReaders(const KvModel& model, uint32_t dst_tp, uint32_t src_rank, uint32_t src_tp) {
+  uint32_t readers = 0;
+  for (uint32_t rank = 0; rank < dst_tp; ++rank) {
+    readers += TakesFrom(model, src_rank, src_tp, rank, dst_tp);
+  }
+  return readers;
+}
+
+// No two ranks are the same one, and the stages do not overlap. `sorted`: by stage, then by rank.
+absl::Status CheckDistinct(std::span<const KvRank> sorted) {
+  for (size_t i = 1; i < sorted.size(); ++i) {
+    const KvShard& before = sorted[i - 1].layout->shard();
+    const KvShard& shard = sorted[i].layout->shard();
+    const auto peer = ToAbsl(sorted[i].peer);
+    const auto peer_before = ToAbsl(sorted[i - 1].peer);
+    const std::string layers = LayersText(shard.first_layer, EndOf(shard));
+    if (shard.first_layer != before.first_layer) {
+      if (shard.first_layer >= EndOf(before)) continue;
+      return Refuse(peer, " has ", layers, ", of which ", peer_before, " has some");
+    }
+    if (shard.layers != before.layers) {
+      return Refuse(peer, " has ", layers, " and ", peer_before, " ",
+                    LayersText(before.first_layer, EndOf(before)));
+    }
+    if (shard.tp_rank == before.tp_rank) {
+      return Refuse(peer_before, " and ", peer, " are both rank ", shard.tp_rank, " of ",
+                    shard.tp_size, " with ", layers);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// All stages of that rank that have layers of `own` are there. `sorted`: as above.
+absl::Status CheckLayersOf(uint32_t tp_rank, const KvShard& own, std::span<const KvRank> sorted) {
+  uint32_t next = own.first_layer;  // all of its layers below are there
+  const auto missing = [&](uint32_t end) {
+    return Refuse("rank ", tp_rank, " of ", sorted.front().layout->shard().tp_size, " with ",
+                  LayersText(next, end), " is missing");
+  };
+  for (const KvRank& rank : sorted) {
+    const KvShard& shard = rank.layout->shard();
+    if (shard.tp_rank != tp_rank || EndOf(shard) <= next || shard.first_layer >= EndOf(own)) {
+      continue;
+    }
+    if (shard.first_layer > next) return missing(shard.first_layer);
+    next = EndOf(shard);
+  }
+  return next >= EndOf(own) ? absl::OkStatus() : missing(EndOf(own));
 }
 
 }  // namespace
 
-absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group) {
+absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group, Direction direction) {
   if (group.empty()) return Refuse("it is empty");
   const uint32_t tp_size = group.front().layout->shard().tp_size;
   for (const KvRank& rank : group) {
@@ -68,32 +112,15 @@ absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group) {
                   " ", rank.layout->shard().tp_size);
   }
   std::vector<KvRank> sorted(group.begin(), group.end());
-  // Sorted by stage and then by rank, the stages must cover the model's layers without gap or
-  // overlap.
   std::ranges::stable_sort(sorted, {}, [](const KvRank& rank) {
     return std::tuple(rank.layout->shard().first_layer, rank.layout->shard().tp_rank);
   });
-  uint32_t next = 0;  // all layers below belong to a stage that was checked
-  for (size_t i = 0; i < sorted.size();) {
-    const KvShard& stage = sorted[i].layout->shard();
-    if (stage.first_layer > next) {
-      return Refuse("no rank has ", LayersText(next, stage.first_layer));
-    }
-    if (stage.first_layer < next) {
-      return Refuse(ToAbsl(sorted[i].peer), " has ", LayersText(stage.first_layer, EndOf(stage)),
-                    ", of which ", ToAbsl(sorted[i - 1].peer), " has some");
-    }
-    size_t end = i;
-    while (end < sorted.size() && sorted[end].layout->shard().first_layer == stage.first_layer) {
-      ++end;
-    }
-    absl::Status status = CheckStage(std::span(sorted).subspan(i, end - i));
-    if (!status.ok()) return status;
-    next = EndOf(stage);
-    i = end;
+  if (auto status = CheckDistinct(sorted); !status.ok()) return status;
+  for (uint32_t rank = 0; rank < tp_size; ++rank) {
+    if (!Exchanges(own.model(), own.shard(), rank, tp_size, direction)) continue;
+    if (auto status = CheckLayersOf(rank, own.shard(), sorted); !status.ok()) return status;
   }
-  const uint32_t layers = own.model().layers;
-  return next == layers ? absl::OkStatus() : Refuse("no rank has ", LayersText(next, layers));
+  return absl::OkStatus();
 }
 
 std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group,
@@ -111,12 +138,85 @@ std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group
   return shares;
 }
 
-uint32_t KvReaders(const KvLayout& own, const KvLayout& source) {
-  // Counts over tensor parallelism alone: the caller handles pipeline stages.
-  const uint32_t tp_size = own.shard().tp_size;
-  uint32_t readers = 0;
-  for (uint32_t rank = 0; rank < tp_size; ++rank) readers += TakesFrom(source, rank, tp_size);
-  return readers;
+namespace {
+
+// The layers of stage `stage`, of those that begin at `stages`.
+KvRange LayersOfStage(const KvModel& model, std::span<const uint32_t> stages, size_t stage) {
+  const uint32_t end = stage + 1 < stages.size() ? stages[stage + 1] : model.layers;
+  return {
+      .heads = {.count = model.heads}, .first_layer = stages[stage], .layers = end - stages[stage]};
+}
+
+absl::Status CheckStages(const KvModel& model, std::span<const uint32_t> stages) {
+  const bool ascend =
+      std::ranges::adjacent_find(stages, std::ranges::greater_equal()) == stages.end();
+  if (!stages.empty() && stages.front() == 0 && ascend && stages.back() < model.layers) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV stages: their first layers must ascend from 0 on, below the model's ",
+                   model.layers, ", and are {", absl::StrJoin(stages, ", "), "}"));
+}
+
+absl::StatusOr<std::vector<uint32_t>> RanksOf(const KvModel& model, const KvShard& own,
+                                              const KvDivision& other, Direction direction) {
+  if (auto status = CheckStages(model, other.stages); !status.ok()) return status;
+  for (const auto& [rank, size] : {std::pair(own.tp_rank, own.tp_size), {0u, other.tp_size}}) {
+    if (auto status = HeadsOf(model, rank, size).status(); !status.ok()) return status;
+  }
+  const KvRange layers = {
+      .heads = {.count = model.heads}, .first_layer = own.first_layer, .layers = own.layers};
+  // The first rank of the first stage speaks for the instance.
+  const bool speaks = direction == Direction::kRead && own.tp_rank == 0 && own.first_layer == 0;
+  std::vector<uint32_t> found;
+  for (uint32_t stage = 0; stage < other.stages.size(); ++stage) {
+    const bool shared = !Intersection(layers, LayersOfStage(model, other.stages, stage)).empty();
+    for (uint32_t rank = 0; rank < other.tp_size; ++rank) {
+      const bool exchanges = shared && Exchanges(model, own, rank, other.tp_size, direction);
+      const bool unread = speaks && TpReaders(model, own.tp_size, rank, other.tp_size) == 0;
+      if (exchanges || unread) found.push_back(stage * other.tp_size + rank);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint32_t>> RanksToRead(const KvModel& model, const KvShard& own,
+                                                  const KvDivision& from) {
+  return RanksOf(model, own, from, Direction::kRead);
+}
+
+absl::StatusOr<std::vector<uint32_t>> RanksToWrite(const KvModel& model, const KvShard& own,
+                                                   const KvDivision& to) {
+  return RanksOf(model, own, to, Direction::kWrite);
+}
+
+absl::Status CheckStages(const KvLayout& own, std::span<const uint32_t> stages) {
+  const uint32_t whole[] = {0};
+  if (stages.empty()) stages = whole;
+  if (auto status = CheckStages(own.model(), stages); !status.ok()) return status;
+  const KvShard& shard = own.shard();
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const KvRange layers = LayersOfStage(own.model(), stages, stage);
+    if (layers.first_layer == shard.first_layer && layers.layers == shard.layers) {
+      return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV stages: this worker has ", LayersText(shard.first_layer, EndOf(shard)),
+                   ", and no stage of {", absl::StrJoin(stages, ", "), "} of ", own.model().layers,
+                   " layers does: say in KvOptions::stages where those of its instance begin"));
+}
+
+uint32_t KvReaders(const KvLayout& own, std::span<const uint32_t> stages, const KvLayout& source) {
+  uint32_t overlapping = stages.empty() ? 1 : 0;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const KvRange layers = LayersOfStage(own.model(), stages, stage);
+    overlapping += !Intersection(layers, RangeOf(source)).empty();
+  }
+  const KvShard& theirs = source.shard();
+  return overlapping * TpReaders(own.model(), own.shard().tp_size, theirs.tp_rank, theirs.tp_size);
 }
 
 }  // namespace kvxfer

@@ -35,9 +35,10 @@ struct KvShare {
   bool operator==(const KvShare&) const = default;
 };
 
-// InvalidArgument: `group` is not every rank of one instance of the model of `own`, each once. The
-// message names the rank that is missing, doubled or of another model, and the field that differs.
-absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group);
+// InvalidArgument: `group` is not ranks of one instance of the model of `own`, each once, among
+// them all that the worker exchanges blocks with. The message names the rank that is missing,
+// doubled or of another model, and the field that differs.
+absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group, Direction direction);
 
 // The KV ranges, within `asked`, that the worker with layout `own` sends to (kWrite) or takes from
 // (kRead) the ranks of a group that has passed CheckKvGroup, in the order of the group. Empty:
@@ -45,9 +46,13 @@ absl::Status CheckKvGroup(const KvLayout& own, std::span<const KvRank> group);
 std::vector<KvShare> KvShares(const KvLayout& own, std::span<const KvRank> group,
                               Direction direction, const KvRange& asked);
 
-// The number of ranks in the instance of `own` that take data from `source`, as if the instance had
-// no pipeline parallelism.
-uint32_t KvReaders(const KvLayout& own, const KvLayout& source);
+// InvalidArgument: `stages` are not those of an instance of which the worker with layout `own` is a
+// rank. Empty: of an instance with one stage.
+absl::Status CheckStages(const KvLayout& own, std::span<const uint32_t> stages);
+
+// The number of ranks in the instance of `own`, which has these stages, that take data from
+// `source`.
+uint32_t KvReaders(const KvLayout& own, std::span<const uint32_t> stages, const KvLayout& source);
 
 }  // namespace kvxfer
 

@@ -58,6 +58,11 @@ absl::Status KvLeases::Release(std::string_view name, Time now) {
   return About(name, lease.ok() ? book_.Release((*lease)->id, now) : lease.status());
 }
 
+absl::Status KvLeases::Revoke(std::string_view name, Time now) {
+  const auto lease = Find(name);
+  return About(name, lease.ok() ? book_.Revoke((*lease)->id, now) : lease.status());
+}
+
 absl::Status KvLeases::Begin(std::string_view name, uint64_t blocks_hash, Reader reader,
                              uint64_t fetch, Duration within, Time now, std::string_view contents) {
   // The name alone finds the lease: a reader that expects other contents gets another refusal than

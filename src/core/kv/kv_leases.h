@@ -51,6 +51,7 @@ class KvLeases {
                      std::string_view contents = {});
   absl::Status Renew(std::string_view name, Time expires, Time now);
   absl::Status Release(std::string_view name, Time now);
+  absl::Status Revoke(std::string_view name, Time now);
 
   // Begins a fetch that takes at most `within`. InvalidArgument: the lease has other contents or
   // other blocks. Errors of Begin and Finish carry a KvLeaseRefusal (lease_refusal.h).

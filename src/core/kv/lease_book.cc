@@ -131,6 +131,18 @@ absl::Status LeaseBook::Release(LeaseId lease, Time now) {
   return absl::OkStatus();
 }
 
+absl::Status LeaseBook::Revoke(LeaseId lease, Time now) {
+  Expire(now);
+  const auto at = leases_.find(lease);
+  if (at == leases_.end()) return Ended(lease);
+  auto& fetches = at->second.fetches;
+  for (auto fetch = fetches.begin(); fetch != fetches.end();) fetch = EndFetch(at, fetch);
+  if (!at->second.ending.has_value()) by_expiry_.erase({at->second.expires, lease});
+  at->second.ending = KvLeaseEnd::kReleased;
+  Settle(at);
+  return absl::OkStatus();
+}
+
 std::vector<std::pair<LeaseId, KvLeaseEnd>> LeaseBook::End(Time now) {
   Expire(now);
   return std::exchange(unreported_, {});

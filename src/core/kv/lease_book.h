@@ -74,6 +74,9 @@ class LeaseBook {
   // Ends the lease early: new fetches are refused, and the lease ends when those in progress have
   // ended. Errors as for Renew.
   absl::Status Release(LeaseId lease, Time now);
+  // Ends the lease now: fetches in progress are over, and their Finish is refused. Also a lease
+  // that is about to end. NotFound, FailedPrecondition: as for Renew.
+  absl::Status Revoke(LeaseId lease, Time now);
 
   // The leases that have ended by `now` and were not reported before.
   std::vector<std::pair<LeaseId, KvLeaseEnd>> End(Time now);

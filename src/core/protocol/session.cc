@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/base/reason.h"
 #include "src/core/base/text.h"
 #include "src/core/protocol/transitions.h"
 
@@ -78,11 +79,13 @@ Session::Refusal Session::OnRefuse(const RefuseFrame& refuse, bool proved) const
       absl::StrCat("peer ", peer_.name, " refused: ", Printable(refuse.text, kMaxPeerTextBytes));
   switch (refuse.reason) {
     case RefuseReason::kIncarnation:
-      return {.why = absl::FailedPreconditionError(
-                  absl::StrCat("peer ", peer_.name, " restarted: its metadata is of incarnation ",
-                               peer_.incarnation.ToString(), ", at its address is now ",
-                               refuse.target.ToString(), "; add the new metadata")),
-              .restarted = true};
+      return {
+          .why = WithReason(absl::FailedPreconditionError(absl::StrCat(
+                                "peer ", peer_.name, " restarted: its metadata is of incarnation ",
+                                peer_.incarnation.ToString(), ", at its address is now ",
+                                refuse.target.ToString(), "; add the new metadata")),
+                            Reason::kPeerRestarted),
+          .restarted = true};
     case RefuseReason::kVersion:
     case RefuseReason::kAuth:
     case RefuseReason::kNotProved:

@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "src/core/base/reason.h"
 #include "src/core/base/strings.h"
 #include "src/core/base/text.h"
 
@@ -171,10 +172,12 @@ absl::StatusOr<Fd> Listen(const SocketAddress& address) {
   if (::bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), kBacklog) != 0) {
     const int error = errno;
     if (error == EADDRINUSE) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          ErrnoText(where, error),
-          "; another process listens there: set `listen` (KVXFER_LISTEN) to another port, or to "
-          "port 0 for any free one"));
+      return WithReason(
+          absl::FailedPreconditionError(absl::StrCat(
+              ErrnoText(where, error),
+              "; another process listens there: set `listen` (KVXFER_LISTEN) to another port, or "
+              "to port 0 for any free one")),
+          Reason::kAddressInUse);
     }
     return absl::InvalidArgumentError(absl::StrCat(
         ErrnoText(where, error), "; set `listen` (KVXFER_LISTEN) to an address of this host"));

@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -96,7 +97,7 @@ TEST(KvGroup, EveryHeadAndLayerHasOneSourceWhoeverAsks) {
               const KvRange asked{{0, heads}, first, layers};
               Counts written;
               for (size_t s = 0; s < src.size(); ++s) {
-                ASSERT_OK(CheckKvGroup(src.layout(s), dst.ranks()));
+                ASSERT_OK(CheckKvGroup(src.layout(s), dst.ranks(), Direction::kWrite));
                 for (const KvShare& share :
                      KvShares(src.layout(s), dst.ranks(), Direction::kWrite, asked)) {
                   Count(written, share.rank, share);
@@ -104,7 +105,7 @@ TEST(KvGroup, EveryHeadAndLayerHasOneSourceWhoeverAsks) {
               }
               Counts read;
               for (size_t d = 0; d < dst.size(); ++d) {
-                ASSERT_OK(CheckKvGroup(dst.layout(d), src.ranks()));
+                ASSERT_OK(CheckKvGroup(dst.layout(d), src.ranks(), Direction::kRead));
                 for (const KvShare& share :
                      KvShares(dst.layout(d), src.ranks(), Direction::kRead, asked)) {
                   Count(read, d, share);
@@ -118,6 +119,94 @@ TEST(KvGroup, EveryHeadAndLayerHasOneSourceWhoeverAsks) {
         }
       }
     }
+  }
+}
+
+// What a worker is told to meet is what it exchanges something with, and is enough: without any one
+// of them that it exchanges something with the group is refused. Readers are counted as they read.
+TEST(KvGroup, TheRanksToMeetAreEnoughAndNoneIsTooMany) {
+  const std::vector<std::vector<uint32_t>> stages = {{4}, {2, 2}, {1, 3}, {1, 1, 2}};
+  const auto begins = [](const std::vector<uint32_t>& lengths) {
+    std::vector<uint32_t> firsts;
+    uint32_t next = 0;
+    for (const uint32_t length : lengths) {
+      firsts.push_back(next);
+      next += length;
+    }
+    return firsts;
+  };
+  for (const uint32_t heads : {1u, 2u, 4u}) {
+    const KvModel model{.layers = 4, .heads = heads, .k_size = 1, .v_size = 1};
+    for (const uint32_t own_tp : {1u, 2u, 4u}) {
+      for (const uint32_t other_tp : {1u, 2u, 8u}) {
+        for (const auto& own_stages : stages) {
+          for (const auto& other_stages : stages) {
+            const Instance own(model, own_tp, own_stages);
+            const Instance other(model, other_tp, other_stages);
+            const KvDivision division{.tp_size = other_tp, .stages = begins(other_stages)};
+            std::map<uint32_t, uint32_t> readers;
+            for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
+              for (size_t i = 0; i < own.size(); ++i) {
+                const KvLayout& layout = own.layout(i);
+                const auto found = direction == Direction::kRead
+                                       ? RanksToRead(model, layout.shard(), division)
+                                       : RanksToWrite(model, layout.shard(), division);
+                ASSERT_OK(found);
+                std::set<uint32_t> with;
+                for (const KvShare& share :
+                     KvShares(layout, other.ranks(), direction, {{0, heads}, 0, 4})) {
+                  with.insert(static_cast<uint32_t>(share.rank));
+                  if (direction == Direction::kRead) ++readers[static_cast<uint32_t>(share.rank)];
+                }
+                std::vector<KvRank> group;
+                for (const uint32_t rank : *found) group.push_back(other.ranks()[rank]);
+                if (with.empty()) continue;
+                ASSERT_OK(CheckKvGroup(layout, group, direction));
+                for (size_t k = 0; k < group.size(); ++k) {
+                  auto less = group;
+                  less.erase(less.begin() + static_cast<ptrdiff_t>(k));
+                  const bool needed = with.contains((*found)[k]);
+                  ASSERT_EQ(!less.empty() && CheckKvGroup(layout, less, direction).ok(),
+                            !needed && !less.empty());
+                  // What is not needed is there to be told that nobody reads it.
+                  ASSERT_TRUE(needed || (direction == Direction::kRead && i == 0 &&
+                                         KvReaders(layout, begins(own_stages),
+                                                   other.layout((*found)[k])) == 0));
+                }
+              }
+            }
+            for (uint32_t rank = 0; rank < other.size(); ++rank) {
+              ASSERT_EQ(KvReaders(own.layout(0), begins(own_stages), other.layout(rank)),
+                        readers[rank]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(KvGroup, StagesThatAreNone) {
+  const KvModel model{.layers = 4, .heads = 2, .k_size = 1, .v_size = 1};
+  const KvShard shard{.tp_rank = 0, .tp_size = 1, .first_layer = 0, .layers = 4};
+  const auto refused = [&](uint32_t tp, std::vector<uint32_t> stages) {
+    return !RanksToRead(model, shard, {tp, stages}).ok() &&
+           !RanksToWrite(model, shard, {tp, std::move(stages)}).ok();
+  };
+  EXPECT_TRUE(refused(1, {}));
+  EXPECT_TRUE(refused(1, {1}));
+  EXPECT_TRUE(refused(1, {0, 0}));
+  EXPECT_TRUE(refused(1, {0, 3, 2}));
+  EXPECT_TRUE(refused(1, {0, 4}));
+  EXPECT_TRUE(refused(0, {0}));
+  EXPECT_TRUE(refused(3, {0}));
+  EXPECT_FALSE(refused(4, {0, 3}));
+  const KvLayout half = LayoutOf(model, {0, 1, 2, 2});
+  EXPECT_OK(CheckStages(half, std::vector<uint32_t>{0, 2}));
+  EXPECT_OK(CheckStages(half, std::vector<uint32_t>{0, 1, 2}));
+  for (const std::vector<uint32_t>& stages : {std::vector<uint32_t>{}, {0}, {0, 1}, {0, 2, 3}}) {
+    EXPECT_TRUE(Fails(CheckStages(half, stages), absl::StatusCode::kInvalidArgument,
+                      {"layers 2 to 3", "KvOptions::stages"}));
   }
 }
 
@@ -152,7 +241,8 @@ TEST(KvGroup, OnlyTheHeadsThatAreAskedFor) {
 class BadGroup : public ::testing::Test {
  protected:
   ::testing::AssertionResult Refused(std::initializer_list<const char*> texts) const {
-    return Fails(CheckKvGroup(own_, group_.ranks()), absl::StatusCode::kInvalidArgument, texts);
+    return Fails(CheckKvGroup(own_, group_.ranks(), Direction::kRead),
+                 absl::StatusCode::kInvalidArgument, texts);
   }
 
   const KvModel model_{.layers = 4, .heads = 4, .k_size = 1, .v_size = 1};
@@ -160,7 +250,9 @@ class BadGroup : public ::testing::Test {
   Instance group_{model_, 2, {2, 2}};
 };
 
-TEST_F(BadGroup, NothingIsWrongWithThis) { EXPECT_OK(CheckKvGroup(own_, group_.ranks())); }
+TEST_F(BadGroup, NothingIsWrongWithThis) {
+  EXPECT_OK(CheckKvGroup(own_, group_.ranks(), Direction::kRead));
+}
 
 TEST_F(BadGroup, Empty) {
   while (group_.size() > 0) group_.Remove(0);
@@ -180,13 +272,13 @@ TEST_F(BadGroup, TheLastRankIsMissing) {
 TEST_F(BadGroup, TheFirstStageIsMissing) {
   group_.Remove(0);
   group_.Remove(0);
-  EXPECT_TRUE(Refused({"no rank has layers 0 to 1"}));
+  EXPECT_TRUE(Refused({"rank 0 of 2 with layers 0 to 1 is missing"}));
 }
 
 TEST_F(BadGroup, TheLastStageIsMissing) {
   group_.Remove(2);
   group_.Remove(2);
-  EXPECT_TRUE(Refused({"no rank has layers 2 to 3"}));
+  EXPECT_TRUE(Refused({"rank 0 of 2 with layers 2 to 3 is missing"}));
 }
 
 TEST_F(BadGroup, ARankIsThereTwice) {

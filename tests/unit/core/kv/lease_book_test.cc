@@ -339,5 +339,38 @@ TEST(LeaseBook, IsBounded) {
   EXPECT_OK(book.Grant(At(2)));
 }
 
+// Whoever reads, and however far it is: what it has read is worth nothing.
+TEST(LeaseBook, ARevokedLeaseEndsAtOnceAndNoFetchOfItIsGood) {
+  LeaseBook book;
+  ASSERT_OK_AND_ASSIGN(const LeaseId lease, book.Grant(At(100)));
+  ASSERT_OK(book.Begin(lease, 1, 1, At(50), At(0)));
+  ASSERT_OK(book.Begin(lease, 2, 1, At(60), At(0)));
+  ASSERT_OK(book.Finish(lease, 1, 1, false, At(1)));
+  ASSERT_OK(book.Revoke(lease, At(2)));
+  EXPECT_THAT(book.End(At(2)), ElementsAre(Pair(lease, KvLeaseEnd::kReleased)));
+  EXPECT_FALSE(book.IsReading(2));
+  EXPECT_EQ(book.NextExpiry(), std::nullopt);
+  EXPECT_FALSE(book.Finish(lease, 2, 1, true, At(3)).ok());
+  EXPECT_FALSE(book.Begin(lease, 3, 1, At(9), At(3)).ok());
+  EXPECT_TRUE(Fails(book.Revoke(lease, At(3)), absl::StatusCode::kFailedPrecondition));
+  EXPECT_TRUE(Fails(book.Revoke(LeaseId{7}, At(3)), absl::StatusCode::kNotFound));
+  EXPECT_EQ(book.count(KvLeaseEnd::kReleased), 1u);
+}
+
+TEST(LeaseBook, WhatWasReleasedOrHasExpiredWhileItIsReadCanBeRevoked) {
+  LeaseBook book;
+  ASSERT_OK_AND_ASSIGN(const LeaseId released, book.Grant(At(100)));
+  ASSERT_OK_AND_ASSIGN(const LeaseId expired, book.Grant(At(1)));
+  ASSERT_OK(book.Begin(released, 1, 1, At(50), At(0)));
+  ASSERT_OK(book.Begin(expired, 1, 2, At(50), At(0)));
+  ASSERT_OK(book.Release(released, At(2)));
+  EXPECT_THAT(book.End(At(2)), ElementsAre());
+  ASSERT_OK(book.Revoke(released, At(2)));
+  ASSERT_OK(book.Revoke(expired, At(2)));
+  EXPECT_EQ(book.End(At(2)).size(), 2u);
+  EXPECT_FALSE(book.IsReading(1));
+  EXPECT_EQ(book.held(), 0u);
+}
+
 }  // namespace
 }  // namespace kvxfer::testing
