@@ -13,7 +13,9 @@ import aiohttp
 
 PREFILL, DECODE = "prefill", "decode"
 _CHECKS_UNTIL_DOWN = 2
-_REFERENCE_VERSION = 2  # of the connector's part of kv_transfer_params that is written here
+_REFERENCE_VERSION = 3  # of the connector's part of kv_transfer_params that is written here
+# What it says of the instance that has made it.
+_OF_INSTANCE = ("version", "engine", "workers", "tp", "layers", "fingerprint")
 
 log = logging.getLogger("proxy")
 
@@ -41,9 +43,7 @@ class PushSource:
     """What a decode instance has to know of a prefill instance that will write to it: the same for
     each request as long as that instance lives."""
 
-    engine: str
-    fingerprint: str
-    workers: list[Any]
+    reference: dict[str, Any]
 
     @classmethod
     def of(cls, params: dict[str, Any] | None) -> PushSource | None:
@@ -51,22 +51,12 @@ class PushSource:
         said = (params or {}).get("kvxfer")
         if not isinstance(said, dict) or said.get("version") != _REFERENCE_VERSION:
             return None
-        engine, fingerprint, workers = (
-            said.get(key) for key in ("engine", "fingerprint", "workers")
-        )
-        if not engine or not fingerprint or not isinstance(workers, list) or not workers:
+        if not all(said.get(key) for key in _OF_INSTANCE):
             return None
-        return cls(engine, fingerprint, workers)
+        return cls({key: said[key] for key in _OF_INSTANCE})
 
     def params(self, transfer: str) -> dict[str, Any]:
-        reference = {
-            "version": _REFERENCE_VERSION,
-            "mode": "push",
-            "transfer": transfer,
-            "workers": self.workers,
-            "fingerprint": self.fingerprint,
-            "engine": self.engine,
-        }
+        reference = self.reference | {"mode": "push", "transfer": transfer}
         return {"do_remote_prefill": True, "do_remote_decode": False, "kvxfer": reference}
 
 

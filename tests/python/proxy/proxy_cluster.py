@@ -131,11 +131,13 @@ class Fake:
 
     def _refer(self, params: dict[str, Any]) -> dict[str, Any]:
         reference = {
-            "version": 2,
+            "version": 3,
             "transfer": params.get("kvxfer", {}).get("transfer", "of its own"),
             "engine": self.engine,
-            "fingerprint": "f" * 16,
+            "fingerprint": {"weights": "f" * 12},
             "workers": self.workers,
+            "tp": 1,
+            "layers": [[4]],
             "tokens": 7,
         }
         return {"do_remote_prefill": True, "do_remote_decode": False, "kvxfer": reference}

@@ -131,11 +131,13 @@ def test_a_push_asks_decode_before_prefill_has_answered() -> None:
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "kvxfer": {
-                "version": 2,
+                "version": 3,
                 "mode": "push",
                 "transfer": transfer,
                 "workers": prefill.workers,
-                "fingerprint": "f" * 16,
+                "tp": 1,
+                "layers": [[4]],
+                "fingerprint": {"weights": "f" * 12},
                 "engine": "prefill-0",
             },
         }

@@ -74,7 +74,8 @@ def engine_environment(folder: Path, connector: Connector) -> dict[str, str]:
     env = dict(os.environ) | _ENVIRONMENT
     env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())
     env |= {"TMPDIR": str(folder), "VLLM_CACHE_ROOT": str(folder / "cache")}
-    path = [env.get("KVXFER_NIXL_PATH", ""), env.get("PYTHONPATH", "")]
+    here = str(Path(__file__).parent)  # connectors for tests alone
+    path = [env.get("KVXFER_NIXL_PATH", ""), env.get("PYTHONPATH", ""), here]
     env["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     return env | dict(connector.environment)
@@ -166,13 +167,26 @@ class StartPair:
         connector: Connector,
         decode: Connector | None = None,
         window: int | None = None,
+        write: Callable[[Path, int], None] | None = None,
+        draft: Callable[[Path, int], None] | None = None,
         **options: Any,
     ) -> Pair:
-        """`window`: of a model with two KV groups; the others are Pair.start's."""
+        """`window`: of a model with two KV groups; `write`: writes another model; `draft`: one that
+        drafts for it, in both engines; the others are Pair.start's."""
         self.close()
         folder = self._new_folder()
         print(f"seed of the model: {_MODEL_SEED}")
-        write_tiny_model(folder / "model", _MODEL_SEED, window)
+        if write is None:
+            write_tiny_model(folder / "model", _MODEL_SEED, window)
+        else:
+            write(folder / "model", _MODEL_SEED)
+        if draft is not None:
+            draft(folder / "draft", _MODEL_SEED + 1)
+            options["speculative_config"] = {
+                "method": "eagle",
+                "model": str(folder / "draft"),
+                "num_speculative_tokens": 2,
+            }
         self._pair = Pair.start(folder / "model", folder, connector, decode, **options)
         for engine in self._pair.engines:
             print(f"{engine.name}: {engine.wait_until_up()}")

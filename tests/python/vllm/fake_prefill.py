@@ -17,7 +17,11 @@ import kvxfer
 import numpy as np
 from engine_child import Commands, die_with
 from kvxfer.vllm import messages
-from kvxfer.vllm.caches import Group, RegisteredCaches, cache_name
+from kvxfer.vllm.caches import RegisteredCaches
+from kvxfer.vllm.fingerprint import model_number
+from kvxfer.vllm.groups import Group
+from kvxfer.vllm.kinds import HEADS, Kind
+from kvxfer.vllm.place import Place
 from kvxfer.vllm.reference import KEY, GroupBlocks, Reference, Worker, contents_of, prompt_hash
 from tiny_model import HEAD_SIZE, KV_HEADS, LAYERS
 
@@ -37,6 +41,9 @@ class FakeTensor:
     def dim(self) -> int:
         return len(self.shape)
 
+    def element_size(self) -> int:
+        return self.array.itemsize
+
     def stride(self) -> tuple[int, ...]:
         return tuple(step // self.array.itemsize for step in self.array.strides)
 
@@ -51,27 +58,24 @@ class FakeTensor:
 
 
 class _Prefill:
-    def __init__(self, name: str, fingerprint: str, block_tokens: int) -> None:
+    def __init__(self, name: str, fingerprint: dict[str, str], block_tokens: int) -> None:
         self._name = name
         self._fingerprint = fingerprint
         self._block_tokens = block_tokens
         self._block = count()
         self._agent = kvxfer.Agent(name, listen="127.0.0.1:0", serve_metadata=True)
         layers = tuple(f"model.layers.{number}.attn" for number in range(LAYERS))
-        group = Group(
-            layers=layers,
-            heads=KV_HEADS,
-            k_size=HEAD_SIZE,
-            v_size=HEAD_SIZE,
-            element="fp32",
-            block_tokens=block_tokens,
-            window=0,
-            opaque=True,
-        )
         shape = (_BLOCKS, KV_HEADS, block_tokens, 2 * HEAD_SIZE)
         tensors = cast(dict[str, Any], {layer: FakeTensor(shape) for layer in layers})
-        model = int(fingerprint.split(".")[1], 16)
-        self._caches = RegisteredCaches(self._agent, [group], tensors, 0, 1, model)
+        kind = Kind(HEADS, KV_HEADS, block_tokens * 2 * HEAD_SIZE * 4, 0, "bytes", "float32")
+        self._caches = RegisteredCaches(
+            self._agent,
+            [Group(block_tokens)],
+            [dict.fromkeys(layers, kind)],
+            tensors,
+            Place(),
+            model_number(fingerprint),
+        )
         threading.Thread(target=self._listen, daemon=True).start()
 
     def hold(self, prompt: list[int]) -> dict[str, Any]:
@@ -83,7 +87,7 @@ class _Prefill:
         groups, sizes = (GroupBlocks(0, blocks),), (self._block_tokens,)
         contents = contents_of(prompt_hash(request, len(prompt)), groups, sizes)
         self._agent.lease_blocks(
-            cache_name(0), _of_group(transfer), blocks, _LEASE_S, contents=contents
+            self._caches.caches[0].name, _of_cache(transfer), blocks, _LEASE_S, contents=contents
         )
         reference = Reference(
             mode="pull",
@@ -92,6 +96,7 @@ class _Prefill:
             tokens=len(prompt),
             fingerprint=self._fingerprint,
             workers=(Worker(self._agent.listen_address, self._agent.incarnation),),
+            division=self._caches.division,
             groups=groups,
             block_tokens=sizes,
         )
@@ -110,15 +115,15 @@ class _Prefill:
             try:
                 match message.get("do"):
                     case "renew":
-                        self._agent.renew_lease(_of_group(message["lease"]), _LEASE_S)
+                        self._agent.renew_lease(_of_cache(message["lease"]), _LEASE_S)
                     case "return":
-                        self._agent.release_lease(_of_group(message["lease"]))
+                        self._agent.release_lease(_of_cache(message["lease"]))
             except kvxfer.Error:
                 pass  # it has ended before
 
 
-def _of_group(lease: str) -> str:
-    """The lease of the one group's blocks; kvxfer.vllm.holding, which says so, imports vLLM."""
+def _of_cache(lease: str) -> str:
+    """The lease of the one cache's blocks; kvxfer.vllm.holding, which says so, imports vLLM."""
     return f"{lease}/0"
 
 

@@ -14,7 +14,8 @@ PUSH = {"do_remote_decode": True, "do_remote_prefill": False, "kvxfer": {"mode":
 def known_of(transfer: Transfer) -> dict[str, Any]:
     """What a proxy remembers of a reference, to tell decode who prefills."""
     reference = transfer["kvxfer"]
-    return {key: reference[key] for key in ("version", "workers", "engine", "fingerprint")}
+    names = ("version", "workers", "tp", "layers", "engine", "fingerprint")
+    return {name: reference[name] for name in names}
 
 
 def beside(talk: Conversation, name: str, known: Mapping[str, Any]) -> tuple[Request, Request]:

@@ -16,8 +16,11 @@ torch = pytest.importorskip("torch")
 # pylint: disable=wrong-import-position
 import kvxfer.vllm.worker  # noqa: E402
 from kvxfer.vllm.addresses import OwnAddress  # noqa: E402
-from kvxfer.vllm.caches import Group  # noqa: E402
 from kvxfer.vllm.connector import KvxferConnector  # noqa: E402
+from kvxfer.vllm.division import Division  # noqa: E402
+from kvxfer.vllm.groups import Group  # noqa: E402
+from kvxfer.vllm.kinds import TOKENS, Kind  # noqa: E402
+from kvxfer.vllm.place import Place  # noqa: E402
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker  # noqa: E402
 from kvxfer.vllm.settings import Settings  # noqa: E402
 from kvxfer.vllm.step import (  # noqa: E402
@@ -34,7 +37,8 @@ pytestmark = needs_standin
 
 _BLOCKS, _HEADS, _TOKENS, _SIZE = 16, 2, 16, 8
 _LAYERS = tuple(f"model.layers.{number}.attn" for number in range(3))
-_GROUP = Group(_LAYERS, _HEADS, _SIZE, _SIZE, "fp32", _TOKENS, window=0, opaque=False)
+_KIND = Kind(TOKENS, _HEADS, _SIZE, _SIZE, "fp32", "float32")
+_DIVISION = Division(1, ((len(_LAYERS),),))
 _SHAPE = (_BLOCKS, _HEADS, _TOKENS, 2 * _SIZE)
 # Of a request of two blocks and a half.
 _LAST = 40
@@ -60,7 +64,14 @@ class _Engine:
             for number, layer in enumerate(_LAYERS)
         }
         self.worker = kvxfer.vllm.worker.WorkerSide(
-            settings, name, _HERE, [_GROUP], _FINGERPRINT, 1, why_no_push
+            settings,
+            name,
+            _HERE,
+            [Group(_TOKENS)],
+            lambda _: [dict.fromkeys(_LAYERS, _KIND)],
+            _FINGERPRINT,
+            Place(),
+            why_no_push,
         )
         # Its constructor wants a whole configuration of vLLM.
         self.connector = KvxferConnector.__new__(KvxferConnector)
@@ -129,7 +140,6 @@ Start = Callable[..., tuple[_Engine, _Engine]]
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     engines: list[_Engine] = []
     before = hooks().kvxfer_standin_default_stream_uses()
-    monkeypatch.setattr(kvxfer.vllm.worker, "get_tensor_model_parallel_rank", lambda: 0)
     for name in ("read_blocks", "write_blocks", "write_layers"):
         monkeypatch.setattr(kvxfer.Agent, name, _recorded(getattr(kvxfer.Agent, name), engines))
     # What vLLM launches kernels into.
@@ -159,8 +169,9 @@ def _reference(mode: str, prefill: _Engine) -> Reference:
         engine="prefill",
         transfer=_LEASE,
         tokens=_LAST,
-        fingerprint="1.a.b",
+        fingerprint={"weights": "a"},
         workers=(prefill.address,),
+        division=_DIVISION,
         groups=(GroupBlocks(0, _OURS),),
         block_tokens=(_TOKENS,),
     )
@@ -267,6 +278,7 @@ def _offer(prefill: _Engine, decode: _Engine) -> Step:
         reference=_reference("push", prefill),
         parts=_PARTS,
         decode=(decode.address,),
+        division=_DIVISION,
         block_tokens=(_TOKENS,),
     )
     return Step(offers=[offer])

@@ -19,6 +19,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 # pylint: disable=wrong-import-position
 import kvxfer  # noqa: E402
 import kvxfer.vllm.peers  # noqa: E402
+from kvxfer.vllm.division import Division  # noqa: E402
 from kvxfer.vllm.descriptors import free_descriptors  # noqa: E402
 from kvxfer.vllm.outbox import Outbox  # noqa: E402
 from kvxfer.vllm.fetching import Fetching  # noqa: E402
@@ -262,10 +263,18 @@ def test_a_load_that_found_none_is_not_retried() -> None:
     outbox: Any = SimpleNamespace(send=lambda *_: asked.append("return"))
     stats = Stats()
     fetching = Fetching(agent, peers, outbox, Settings(), stats)
-    caches: Any = SimpleNamespace(between=lambda *_: {}, stream=lambda: None)
+    division = Division(1, ((1,),))
+    caches: Any = SimpleNamespace(
+        between=lambda *_: {},
+        stream=lambda: None,
+        caches=[SimpleNamespace(group=0)],
+        models=[kvxfer.KvModel(1, 1, 8, 8)],
+        shards=[division.shard(0, 0)],
+        division=division,
+    )
     fetching.caches = caches
     blocks = GroupBlocks(0, (1,))
-    reference = Reference("pull", "e", "t", 32, "1.a.b", (_WORKER,), (blocks,), (32,))
+    reference = Reference("pull", "e", "t", 32, {}, (_WORKER,), division, (blocks,), (32,))
     fetching.begin(Fetch("r1", "lease", reference, (Part(blocks, 0, 32),)))
     assert fetching.poll() == (set(), {"r1"})
     assert asked == ["read", "let go", "return"]

@@ -47,8 +47,9 @@ def test_policy_fail_ends_the_request_and_no_other(start_pair: StartPair) -> Non
             assert engine.forget()
 
 
-def test_policy_fail_waits_for_what_prefill_hears_late(start_pair: StartPair) -> None:
-    """Prefill's worker is in a long step while decode asks: here nobody lets the engine step."""
+def test_blocks_are_there_before_decode_can_ask_for_them(start_pair: StartPair) -> None:
+    """However long prefill's next step takes, a compilation or an unchunked prompt: here nobody lets the
+    engine step."""
     failing = dataclasses.replace(
         KVXFER,
         on_load_failure="fail",
@@ -59,11 +60,11 @@ def test_policy_fail_waits_for_what_prefill_hears_late(start_pair: StartPair) ->
     transfers = talk.prefill("late")
     pair.decode.serve()
     pair.decode.add(talk.request("late", transfers["late"]))
-    assert not pair.decode.poll(2.5)  # beyond handshake_timeout
-    pair.prefill.serve()
     (answer,) = wait_for([pair.decode], {"late"}).values()
     assert (answer.reason, answer.tokens) == ("length", talk.alone["late"])
     assert counted(pair.decode)["vllm:kvxfer_retries"] == 0
+    pair.prefill.serve()
+    assert pair.prefill.idle(10)
 
     # Several answers to one prompt, as vLLM makes requests of them: from one lease, or none of them.
     pair.decode.forget()

@@ -18,8 +18,9 @@ from kvxfer.vllm import messages  # noqa: E402
 from kvxfer.vllm.early_releases import EarlyReleases  # noqa: E402
 from kvxfer.vllm.log import Limited, shown  # noqa: E402
 from kvxfer.vllm.reference import Worker  # noqa: E402
-from kvxfer.vllm.step import Abandoned, Expected, Returned, Step, Write  # noqa: E402
+from kvxfer.vllm.step import Abandoned, Expected, GivenUp, Returned, Step, Write  # noqa: E402
 from worker_pair import (  # noqa: E402, F401
+    DIVISION,
     LAST,
     LAYERS,
     LIMIT_S,
@@ -132,7 +133,7 @@ def test_one_worker_that_cannot_be_met_keeps_nothing_from_the_others(
     prefill, decode = engines
     prefill.step(hold("a"))
     nobody = Worker("127.0.0.1:1", "0" * 32)
-    decode.step(Step(returned=[Returned("a", (nobody, prefill.address))]))
+    decode.step(Step(returned=[Returned("a", (nobody, prefill.address), None)]))
     until(lambda: prefill.sent and not decode.unsent, prefill, decode)
 
 
@@ -172,9 +173,10 @@ def test_what_decode_wants_no_more_is_not_written_however_much_is_released_then(
     prefill, decode = engines
     meet(prefill, decode)
     decode.step(offer(prefill, decode, "a"))
-    decode.step(Step(given_up=["there a"]))
+    decode.step(Step(given_up=[GivenUp("there a")]))
     until(lambda: "there a" in decode.loaded and not _unsettled(decode, "there a"), decode)
-    others = [Returned(f"other {number}".replace(" ", "-"), (prefill.address,)) for number in range(600)]
+    workers = (prefill.address,)
+    others = [Returned(f"other-{number}", workers, DIVISION) for number in range(600)]
     decode.step(Step(returned=others))
     until(lambda: prefill.worker._early.has("other-599"), decode)
     assert not prefill.worker._early.has("a"), "the memory is to forget it"
@@ -294,15 +296,14 @@ def test_room_for_what_is_held_to_be_read_is_refused(engines: tuple[Engine, Engi
 
 
 def test_no_line_of_the_log_has_what_a_prompt_hashes_to(
-    monkeypatch: pytest.MonkeyPatch, lines: list[str]
+    lines: list[str],
 ) -> None:
-    monkeypatch.setattr(kvxfer.vllm.worker, "get_tensor_model_parallel_rank", lambda: 0)
     prefill, decode = Engine("prefill", 1, lease=0.3), Engine("decode", 11)
     prefill.step(hold("a"))
     prefill.step(hold("b"))
     decode.step(fetch(prefill, "a", "another"))
     until(lambda: len(prefill.sent) == 2 and decode.failed, prefill, decode)
-    assert any("nobody fetched b (group 0 of request here b) in time" in line for line in lines)
+    assert any("nobody fetched b (cache 0 of request here b) in time" in line for line in lines)
     assert not [line for line in lines if PROMPT in line]
     for engine in (prefill, decode):
         engine.worker.close()
@@ -318,7 +319,9 @@ def _hostile() -> list[bytes]:
         {"a": []}, [["a", "b", "c", "d"]], [[0, [0, 2**31], 0, 2**31]], [["\ud800", "0" * 32]],
         [["h:1", "0" * 32]], [[0, [0, 1], 0, 5]], float("inf"), float("nan"), "a" * 5000,
     ]  # fmt: skip
-    fields = ("lease", "from", "rank", "seconds", "workers", "parts", "block_tokens", "contents", "why")
+    fields = (
+        "lease", "from", "rank", "seconds", "workers", "tp", "layers", "parts", "block_tokens", "contents", "why",
+    )  # fmt: skip
     randomness = random.Random(_SEED)
     print(f"seed: {_SEED}")
     said: list[Any] = [{}, {"do": []}, {"do": "arrived"}, {"do": "fly", "lease": "a"}]
@@ -326,7 +329,7 @@ def _hostile() -> list[bytes]:
     for do in ("renew", "return", "offer", "alive", "refuse"):
         good = {"lease": f"of {do}".replace(" ", "-"), "from": "127.0.0.1:1", "rank": 0, "seconds": 1, "contents": "c"}
         good |= {"workers": [["127.0.0.1:1", "0" * 32]], "block_tokens": [16], "why": "so"}
-        good |= {"parts": [[0, [0, 3], 0, 40]], "do": do}
+        good |= {"parts": [[0, [0, 3], 0, 40]], "do": do, "tp": 1, "layers": [[2]]}
         looked_at = fields if do == "offer" else ("lease", "from", "why")
         said += [good | {field: value} for field in looked_at for value in values]
         for _ in range(20):

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environment has it")
 
 # pylint: disable=wrong-import-position
-from kvxfer.vllm.caches import Group  # noqa: E402
+from kvxfer.vllm.division import Division  # noqa: E402
+from kvxfer.vllm.groups import Group  # noqa: E402
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker, release_of  # noqa: E402
 from kvxfer.vllm.scheduler import SchedulerSide  # noqa: E402
 from kvxfer.vllm.settings import Settings  # noqa: E402
@@ -19,16 +20,19 @@ from vllm.v1.request import RequestStatus  # noqa: E402
 _TOKENS = 32
 _WORKER = Worker("192.0.2.1:7000", "0" * 32)
 _TRANSFER = "0123456789ab"
+_DIVISION = Division(1, ((1,),))
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "kvxfer": {"transfer": _TRANSFER}}
 
 
 def _side(fails: bool = True) -> SchedulerSide:
-    group = Group(("model.layers.0.attn",), 1, 8, 8, "fp32", _TOKENS, window=0, opaque=False)
-    fingerprint: Any = SimpleNamespace(text="1.a.b", differs=lambda _: "")
+    group = Group(_TOKENS)
+    fingerprint: Any = SimpleNamespace(
+        hashes={"weights": "a"}, described={}, differs=lambda _: "", add=lambda _: None
+    )
     side = SchedulerSide(
         Settings(), "engine", [group], (0,), fingerprint, 1, fails, loads=True, why_no_push=""
     )
-    side.use_workers({(0, 0): WorkerAddress(_WORKER, [_TOKENS])})
+    side.use_workers({(0, 0): WorkerAddress(_WORKER, [_TOKENS], _DIVISION, {})})
     return side
 
 
@@ -46,7 +50,15 @@ def _request(name: str, params: dict[str, Any], tokens: int = 64, **more: Any) -
 def _reference(tokens: int) -> dict[str, Any]:
     blocks = GroupBlocks(0, tuple(range(1, 1 + -(-tokens // _TOKENS))))
     reference = Reference(
-        "pull", "prefill", _TRANSFER, tokens, "1.a.b", (_WORKER,), (blocks,), (_TOKENS,)
+        "pull",
+        "prefill",
+        _TRANSFER,
+        tokens,
+        {"weights": "a"},
+        (_WORKER,),
+        _DIVISION,
+        (blocks,),
+        (_TOKENS,),
     )
     return {"do_remote_prefill": True, "kvxfer": reference.to_params()}
 
@@ -67,7 +79,7 @@ def _load(side: SchedulerSide, request: Any, computed: int, external: int) -> St
 def _has_loaded(side: SchedulerSide, request: Any) -> None:
     names = {request.request_id}
     output: Any = SimpleNamespace(
-        kv_connector_worker_meta=None, finished_recving=names, failed_recving=set()
+        kv_connector_worker_meta=None, finished_sending=None, finished_recving=names, failed_recving=set()
     )
     side.hear(output)
 

@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 # pylint: disable=wrong-import-position
 from kvxfer.vllm import messages  # noqa: E402
 from kvxfer.vllm.caches import Span  # noqa: E402
+from kvxfer.vllm.division import Division  # noqa: E402
 from kvxfer.vllm.reference import (  # noqa: E402
     BadReference,
     GroupBlocks,
@@ -75,8 +76,9 @@ def _reference() -> Reference:
         engine="engine-1",
         transfer="0123456789ab",
         tokens=95,
-        fingerprint="1.a.b",
+        fingerprint={"weights": "0a", "layout": "1b"},
         workers=(Worker("10.0.0.1:4711", "0" * 32), Worker("[fe80::1]:4711", "f" * 32)),
+        division=Division(1, ((3, 1), (0, 2))),
         groups=(GroupBlocks(0, (7, 8, 9, 3)), GroupBlocks(2, (11,))),
         block_tokens=(32, 32),
     )

@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 
 # pylint: disable=wrong-import-position
 import kvxfer.vllm.wishes  # noqa: E402
-from kvxfer.vllm.caches import Group  # noqa: E402
+from kvxfer.vllm.groups import Group  # noqa: E402
 from kvxfer.vllm.scheduler import SchedulerSide  # noqa: E402
 from kvxfer.vllm.settings import Settings  # noqa: E402
 from kvxfer.vllm.wishes import Asked, Wishes  # noqa: E402
@@ -112,9 +112,9 @@ def test_what_is_for_others_is_said_once(lines: list[str]) -> None:
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("params", [_LOAD, _LOAD | _PREFILL | {"do_remote_prefill": True}])
 def test_a_load_that_is_refused_follows_the_policy(params: dict[str, Any], fails: bool) -> None:
-    group = Group(("model.layers.0.attn",), 1, 8, 8, "fp32", 16, window=0, opaque=False)
+    group = Group(16)
     side = SchedulerSide(
-        Settings(), "engine", [group], (0,), None, ranks=1, fails=fails, loads=False, why_no_push=""
+        Settings(), "engine", [group], (0,), None, workers=1, fails=fails, loads=False, why_no_push=""
     )  # type: ignore[arg-type]
     request: Any = SimpleNamespace(
         request_id="r1", kv_transfer_params=params, num_prompt_tokens=40, prompt_token_ids=[1] * 40

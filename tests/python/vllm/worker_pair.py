@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 from fake_prefill import FakeTensor
 from kvxfer.vllm.addresses import OwnAddress
-from kvxfer.vllm.caches import Group
 from kvxfer.vllm.connector import KvxferConnector
+from kvxfer.vllm.division import Division
+from kvxfer.vllm.groups import Group
+from kvxfer.vllm.kinds import TOKENS as WHOLE_TOKENS
+from kvxfer.vllm.kinds import Kind
 from kvxfer.vllm.log import logger
+from kvxfer.vllm.place import Place
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.step import Fetch, Held, Offer, Part, Returned, Step
@@ -22,7 +26,9 @@ from kvxfer.vllm.step import Fetch, Held, Offer, Part, Returned, Step
 HERE = OwnAddress("127.0.0.1", "127.0.0.1")
 BLOCKS, HEADS, TOKENS, SIZE = 16, 2, 16, 8
 LAYERS = tuple(f"model.layers.{number}.attn" for number in range(2))
-GROUP = Group(LAYERS, HEADS, SIZE, SIZE, "fp32", TOKENS, window=0, opaque=False)
+GROUP = Group(TOKENS)
+KIND = Kind(WHOLE_TOKENS, HEADS, SIZE, SIZE, "fp32", "float32")
+DIVISION = Division(1, ((len(LAYERS),),))
 LAST = 40
 OURS, THEIRS = (GroupBlocks(0, (5, 2, 9)),), (Part(GroupBlocks(0, (3, 11, 4)), 0, LAST),)
 PROMPT = "5ec2e7" * 5
@@ -38,7 +44,7 @@ class Engine:
     def __init__(self, name: str, seed: int, **settings: Any) -> None:
         given = {"drain": 0.0, "lease": LEASE_S, "timeout": TIMEOUT_S} | settings
         self.worker = kvxfer.vllm.worker.WorkerSide(
-            Settings(**given), name, HERE, [GROUP], 7, ranks=1
+            Settings(**given), name, HERE, [GROUP], lambda _: [dict.fromkeys(LAYERS, KIND)], 7, Place()
         )
         shape = (BLOCKS, HEADS, TOKENS, 2 * SIZE)
         self.caches = {layer: FakeTensor(shape) for layer in LAYERS}
@@ -92,8 +98,7 @@ class Engine:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Engine, Engine]]:
-    monkeypatch.setattr(kvxfer.vllm.worker, "get_tensor_model_parallel_rank", lambda: 0)
+def engines() -> Iterator[tuple[Engine, Engine]]:
     both = Engine("prefill", 1), Engine("decode", 11)
     yield both
     for engine in both:
@@ -139,8 +144,9 @@ def reference_of(mode: str, prefill: Engine, transfer: str) -> Reference:
         engine="prefill",
         transfer=transfer,
         tokens=LAST,
-        fingerprint="1.a.b",
+        fingerprint={"weights": "a"},
         workers=(prefill.address,),
+        division=DIVISION,
         groups=OURS,
         block_tokens=(TOKENS,),
     )
@@ -156,12 +162,12 @@ def hold(transfer: str) -> Step:
 
 
 def give_back(prefill: Engine, transfer: str) -> Step:
-    return Step(returned=[Returned(transfer, (prefill.address,))])
+    return Step(returned=[Returned(transfer, (prefill.address,), DIVISION)])
 
 
 def offer(prefill: Engine, decode: Engine, transfer: str, contents: str = PROMPT) -> Step:
     reference = reference_of("push", prefill, transfer)
-    room = (decode.address,), (TOKENS,)
+    room = (decode.address,), DIVISION, (TOKENS,)
     return Step(offers=[Offer(f"there {transfer}", contents, reference, THEIRS, *room)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvxfer.vllm.caches import Group
+from kvxfer.vllm.groups import Group
 from kvxfer.vllm.reference import GroupBlocks
 from kvxfer.vllm.step import Part
 
@@ -15,8 +15,12 @@ class BlockTable:
     """Block ids between engines are of kernels' blocks, of which one of the scheduler's may be
     several. ``kernel_block_tokens``: of each group; known when the workers are."""
 
-    def __init__(self, groups: list[Group], group_ids: Sequence[int]) -> None:
+    def __init__(
+        self, groups: Sequence[Group], group_ids: Sequence[int], lookahead: int = 0
+    ) -> None:
+        """``lookahead``: tokens beyond the last one that a draft model looks at."""
         self.groups = groups
+        self._lookahead = lookahead
         self.kernel_block_tokens = [group.block_tokens for group in groups]
         self._group_ids = group_ids
 
@@ -24,6 +28,9 @@ class BlockTable:
         """Where tokens ``first`` to ``last`` of a request go, as far as they are looked at."""
         parts = []
         for index, group in enumerate(self.groups):
+            if group.is_state:
+                parts.append(Part(self._state_after(ids, index, last), last - 1, last))
+                continue
             begin = first
             if group.window:
                 # Whole blocks: a block that is half here would be taken for a whole one later.
@@ -36,6 +43,9 @@ class BlockTable:
         """Those that have ``tokens`` tokens of a request, and have not left a window."""
         found = []
         for index, group in enumerate(self.groups):
+            if group.is_state:
+                found.append(self._state_after(ids, index, tokens))
+                continue
             end = -(-tokens // group.block_tokens)
             used = ids[self._group_ids[index]][:end]
             first = next((k for k, block in enumerate(used) if block != _NULL_BLOCK), len(used))
@@ -45,16 +55,39 @@ class BlockTable:
     def has_window(self) -> bool:
         return any(group.window for group in self.groups)
 
-    def leaves_last_to_decode(self, tokens: int) -> bool:
-        """Of a prompt of so many tokens: were all computed by prefill, the block with the first token
-        that the last one looks at would just have left a sliding window, and be freed. Decode computes
-        the last one in any case. Both engines go by this."""
-        return tokens > 1 and any(
+    def has_state(self) -> bool:
+        return any(group.is_state for group in self.groups)
+
+    def largest_block(self) -> int:
+        return max(group.block_tokens for group in self.groups)
+
+    def left_to_decode(self, tokens: int) -> int:
+        """How many of the last tokens of such a prompt prefill does not compute. Both engines go by this.
+        Decode computes the last one in any case, and needs
+
+        - the state *before* it;
+        - the block with the first token that it looks at, which, were the last one computed, might just
+          have left a sliding window and be freed;
+        - of a draft model with several layers that look ahead, all that they have looked at."""
+        left = max(self._lookahead - 1, int(self.has_state() or self._frees_what_is_needed(tokens)))
+        return left if tokens > left else 0
+
+    def _frees_what_is_needed(self, tokens: int) -> bool:
+        return any(
             group.window > 0
             and tokens >= group.window
             and (tokens - group.window + 1) % group.block_tokens == 0
             for group in self.groups
         )
+
+    def _state_after(
+        self, ids: Sequence[Sequence[int]], index: int, tokens: int
+    ) -> GroupBlocks:
+        """The block with the state after so many tokens."""
+        group = self.groups[index]
+        place = (tokens - 1) // group.block_tokens if group.by_position else 0
+        used = ids[self._group_ids[index]][place : place + 1]
+        return GroupBlocks(place, tuple(block for block in used if block != _NULL_BLOCK))
 
     def _of_group(
         self, ids: Sequence[Sequence[int]], index: int, first: int, end: int | None = None

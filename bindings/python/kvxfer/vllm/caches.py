@@ -1,116 +1,65 @@
-"""vLLM's KV cache groups as kvxfer's KV caches: one each, of its layers in the order of the model."""
+"""vLLM's KV caches as kvxfer's: layers of one group that are alike are one cache, in the order of the
+model."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import kvxfer
-from kvxfer.vllm.fingerprint import element_of, window_of
+from kvxfer.vllm.division import Division
+from kvxfer.vllm.groups import Group
+from kvxfer.vllm.kinds import HEADS, PAGES, TOKENS, Kind
+from kvxfer.vllm.place import Place
 from kvxfer.vllm.reference import GroupBlocks
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
-
-_ELEMENTS: dict[str, Any] = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float8_e4m3fn": "fp8_e4m3",
-    # As large; that they mean something else is in the fingerprint.
-    "float8_e4m3fnuz": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-}
-
-
-def cache_name(group: int) -> str:
-    """Of the group-th of those that take part in transfers."""
-    return f"group{group}"
 
 
 @dataclass(frozen=True)
-class Group:
+class Cache:
+    """The same in all workers of an engine."""
+
+    name: str
+    group: int
+    """Of those that take part in transfers, whose blocks it has."""
+    kind: Kind
     layers: tuple[str, ...]
-    """In the order of the model."""
-    heads: int
-    """Of the whole model."""
-    k_size: int
-    v_size: int
-    element: Any
-    block_tokens: int
-    """As vLLM's scheduler counts; a kernel's block may be smaller."""
-    window: int
-    """Tokens behind which blocks are freed; 0: none are."""
-    opaque: bool
-    """What lies where within a block of a head is its kernel's affair."""
-
-    @staticmethod
-    def all_of(config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[Group]:
-        """ValueError names a kind of KV cache that the connector does not move."""
-        for group in kv_cache_config.transfer_groups:
-            on_host = getattr(group, "host_resident", False)
-            if on_host or getattr(group, "is_eagle_group", False):
-                what = "in vLLM's host pool" if on_host else "of a draft model"
-                raise ValueError(
-                    f"KvxferConnector does not support KV {what} (layer {group.layer_names[0]})"
-                )
-        return [
-            _group(config, group.layer_names, group.kv_cache_spec)
-            for group in kv_cache_config.transfer_groups
-        ]
+    """Of all stages, in the order of the model."""
 
 
-def _group(config: VllmConfig, layer_names: list[str], spec: Any) -> Group:
-    from vllm.model_executor.models.utils import extract_layer_index
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
-
-    supported = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
-    if type(spec) not in supported:
-        raise ValueError(
-            f"KvxferConnector does not support a KV cache of {type(spec).__name__} (layer "
-            f"{layer_names[0]}); it moves those of full attention, MLA and sliding windows"
-        )
-    mla = isinstance(spec, MLAAttentionSpec)
-    tp = config.parallel_config.tensor_parallel_size
-    total = config.model_config.get_total_num_kv_heads()
-    _check_plain(layer_names[0], spec)
-    cache_dtype = config.cache_config.cache_dtype
-    element = _ELEMENTS.get(element_of(spec, cache_dtype))
-    if element is None:
-        raise ValueError(
-            f"KvxferConnector does not support kv_cache_dtype {cache_dtype!r} (layer "
-            f"{layer_names[0]}: {spec.kv_quant_mode.name} of {spec.dtype}); it moves those that keep "
-            "nothing beside their numbers: auto, bfloat16, float16, fp8, fp8_e4m3, fp8_e5m2"
-        )
-    return Group(
-        layers=tuple(sorted(layer_names, key=extract_layer_index)),
-        heads=1 if mla else total if total < tp else spec.num_kv_heads * tp,
-        k_size=spec.head_size,
-        v_size=spec.head_size_v,
-        element=element,
-        block_tokens=spec.block_size,
-        window=window_of(spec),
-        # vLLM's attention for CPUs packs K and V of a block for its instruction set.
-        opaque=config.device_config.device_type == "cpu",
-    )
-
-
-def _check_plain(layer: str, spec: Any) -> None:
-    """A token has K and then V of each head, and nothing else, where the spec does not say otherwise."""
-    for name, plain in (("num_head_slots", None), ("state_content_bytes", None), ("tokens_per_state", 1)):
-        if getattr(spec, name, plain) not in (plain, None):
+def caches_of(kinds: Sequence[Sequence[Mapping[str, Kind]]]) -> tuple[list[Cache], Division]:
+    """``kinds``: of each stage, of each group, by layer. Division's ``tp`` is 1 here. ValueError: stages
+    that do not follow each other in the order of the model."""
+    found: list[Cache] = []
+    counts: list[tuple[int, ...]] = []
+    for group in range(len(kinds[0])):
+        stages = [(stage, layer) for stage, of in enumerate(kinds) for layer in of[group]]
+        ordered = sorted(stages, key=lambda each: _order(each[1]))
+        if [stage for stage, _ in ordered] != sorted(stage for stage, _ in stages):
             raise ValueError(
-                f"KvxferConnector does not support how KV lies in the cache of {layer} ({name} is "
-                f"{getattr(spec, name)}): choose another --attention-backend or --kv-cache-dtype"
+                "KvxferConnector does not support pipeline stages whose layers are not neighbours in "
+                f"the model: {', '.join(layer for _, layer in ordered)}"
             )
-    if getattr(spec, "non_causal", False):
-        raise ValueError(
-            f"KvxferConnector does not support a prompt whose tokens see later ones (layer {layer})"
-        )
+        by_kind: dict[Kind, list[tuple[int, str]]] = {}
+        for stage, layer in ordered:
+            by_kind.setdefault(kinds[stage][group][layer], []).append((stage, layer))
+        for number, (kind, members) in enumerate(by_kind.items()):
+            name = f"group{group}" + (f".{number}" if number else "")
+            found.append(Cache(name, group, kind, tuple(layer for _, layer in members)))
+            of_stages = [stage for stage, _ in members]
+            counts.append(tuple(of_stages.count(stage) for stage in range(len(kinds))))
+    return found, Division(1, tuple(counts))
+
+
+def _order(layer: str) -> tuple[tuple[int, ...], str]:
+    """By the numbers in its name: those of a draft model follow the model's."""
+    numbers = tuple(int(part) for part in layer.split(".") if part.isdecimal())
+    return numbers or (1 << 30,), layer
 
 
 class RegisteredCaches:
@@ -119,94 +68,144 @@ class RegisteredCaches:
     def __init__(
         self,
         agent: kvxfer.Agent,
-        groups: list[Group],
-        tensors: dict[str, torch.Tensor],
-        rank: int,
-        ranks: int,
+        groups: Sequence[Group],
+        kinds: Sequence[Mapping[str, Kind]],
+        tensors: Mapping[str, torch.Tensor],
+        place: Place,
         fingerprint: int,
+        drafts: bool = False,
     ) -> None:
+        """``kinds``: of the layers of this worker, by group. ``drafts``: some are of a draft model."""
+        self._drafts = drafts
+        self.caches, division = caches_of(place.of_all_stages(list(kinds)))
+        self.division = Division(place.tp, division.layers)
+        self.number = place.worker
+        self.shards = [
+            self.division.shard(number, place.worker) for number in range(len(self.caches))
+        ]
+        self.models = [_model(cache, fingerprint) for cache in self.caches]
+        self._groups = groups
         self._tensors = tensors
-        self._device = tensors[groups[0].layers[0]].device
-        self.kernel_block_tokens: list[int] = []
-        # Of each group: tokens in what the layout calls one, a token or an opaque block.
-        self._unit_tokens: list[int] = []
-        for memory in _memories([tensors[layer] for group in groups for layer in group.layers]):
+        self._device = next(iter(tensors.values())).device
+        self._own = [set(of_group) for of_group in kinds]
+        for memory in _memories([tensors[layer] for of in kinds for layer in of]):
             agent.register_memory(memory)
-        for index, group in enumerate(groups):
-            of_group = [tensors[layer] for layer in group.layers]
-            layout = _layout(group, of_group, rank, ranks, fingerprint)
-            agent.register_kv_cache(
-                cache_name(index), layout, [tensor.data_ptr() for tensor in of_group]
-            )
-            tokens = int(of_group[0].shape[-2])
-            self.kernel_block_tokens.append(tokens)
-            self._unit_tokens.append(tokens if group.opaque else 1)
+        for number, cache in enumerate(self.caches):
+            self._register(agent, number, cache)
+        self.kernel_block_tokens = kernel_block_tokens_of(groups, kinds, tensors, place)
+
+    def _register(self, agent: kvxfer.Agent, number: int, cache: Cache) -> None:
+        own = self.own_layers(number)
+        if not own:
+            return
+        of_cache = [self._tensors[layer] for layer in own]
+        tensor = _tensor(own, of_cache, cache.kind.content)
+        layout = kvxfer.KvLayout.from_tensors(self.models[number], self.shards[number], [tensor])
+        agent.register_kv_cache(cache.name, layout, [each.data_ptr() for each in of_cache])
+
+    def own_layers(self, number: int) -> list[str]:
+        """Of that cache, those of this worker."""
+        cache = self.caches[number]
+        return [layer for layer in cache.layers if layer in self._own[cache.group]]
 
     def stream(self) -> Any:
         """What this thread has given the GPU to compute is in it, and may still write into blocks that
         were freed since, or not have written yet what is to be sent. None: host memory."""
         return current_stream(self._device)
 
+    def finish_drafts(self) -> None:
+        """Waits until a draft model has written its KV. The tokens that end a request are known before
+        that, while all other KV is written by then."""
+        stream = self.stream() if self._drafts else None
+        if stream is not None:
+            stream.synchronize()
+
     def between(
         self,
-        group: int,
+        number: int,
         ours: GroupBlocks,
         theirs: GroupBlocks,
         their_block_tokens: int,
         first: int,
         last: int,
     ) -> dict[str, Any]:
-        """What read_blocks and prepare_blocks take for a request's tokens from ``first`` to ``last``."""
-        unit = self._unit_tokens[group]
-        span = Span.of(first, last, unit)
-        our_block_tokens = self.kernel_block_tokens[group]
-        return {
-            "cache": cache_name(group),
+        """What read_blocks and prepare_blocks take for a request's tokens from ``first`` to ``last`` in
+        that cache, or for the state after token number ``last``."""
+        cache = self.caches[number]
+        what = {
+            "cache": cache.name,
             "local_ids": np.asarray(ours.ids, np.uint32),
             "remote_ids": np.asarray(theirs.ids, np.uint32),
+        }
+        if self._groups[cache.group].is_state:
+            return what | {"tokens": 1, "local_first_token": 0, "remote_first_token": 0}
+        our_block_tokens = self.kernel_block_tokens[cache.group]
+        unit = 1 if cache.kind.content == TOKENS else our_block_tokens
+        span = Span.of(first, last, unit)
+        return what | {
             "tokens": span.count,
             "local_first_token": span.after(ours.first_block, our_block_tokens, unit),
             "remote_first_token": span.after(theirs.first_block, their_block_tokens, unit),
         }
 
 
-def _layout(
-    group: Group, tensors: list[torch.Tensor], rank: int, ranks: int, fingerprint: int
-) -> kvxfer.KvLayout:
+def kernel_block_tokens_of(
+    groups: Sequence[Group],
+    kinds: Sequence[Mapping[str, Kind]],
+    tensors: Mapping[str, torch.Tensor],
+    place: Place,
+) -> list[int]:
+    """Tokens of a kernel's block, of each group; the same in all stages that have layers of it."""
+    own = [
+        0
+        if not of_group
+        else group.block_tokens
+        if group.is_state
+        else int(tensors[next(iter(of_group))].shape[-2])
+        for group, of_group in zip(groups, kinds, strict=True)
+    ]
+    return [max(of_stages) for of_stages in zip(*place.of_all_stages(own), strict=True)]
+
+
+def _model(cache: Cache, fingerprint: int) -> kvxfer.KvModel:
+    kind = cache.kind
+    return kvxfer.KvModel(
+        layers=len(cache.layers),
+        heads=kind.heads,
+        k_size=kind.k_size,
+        v_size=kind.v_size,
+        element=kind.element,
+        fingerprint=fingerprint,
+    )
+
+
+def _tensor(layers: Sequence[str], tensors: Sequence[torch.Tensor], content: str) -> kvxfer.KvTensor:
+    """vLLM's canonical view (block, head, token, then K and V of one head and token) as far as it is
+    looked into."""
     first = tensors[0]
-    for layer, tensor in zip(group.layers, tensors, strict=True):
+    for layer, tensor in zip(layers, tensors, strict=True):
         if tensor.shape != first.shape or tensor.stride() != first.stride():
             raise ValueError(
-                f"KvxferConnector: the KV cache of {layer} has shape {tuple(tensor.shape)}, that of "
-                f"{group.layers[0]} {tuple(first.shape)}"
+                f"KvxferConnector: the KV cache of {layer} has shape {tuple(tensor.shape)} and strides "
+                f"{tensor.stride()}, that of {layers[0]} {tuple(first.shape)} and {first.stride()}"
             )
-    # vLLM's canonical view: block, head, token, then K and V of one head and token.
     axes = {4: "BHNC", 3: "BNC"}.get(first.dim())
     if axes is None:
         raise ValueError(
-            f"KvxferConnector: the KV cache of {group.layers[0]} has shape {tuple(first.shape)}, "
+            f"KvxferConnector: the KV cache of {layers[0]} has shape {tuple(first.shape)}, "
             "not (blocks, heads, tokens, content)"
         )
     shape, strides = list(first.shape), list(first.stride())
-    k_size, v_size = group.k_size, group.v_size
-    if group.opaque:
-        if strides[-1] != 1 or strides[-2] != shape[-1]:
-            raise ValueError(
-                f"KvxferConnector: the KV cache of {group.layers[0]} has gaps: {strides}"
-            )
-        k_size, v_size = shape[-2] * shape[-1], 0
-        shape[-2:] = [1, k_size]
-        strides[-2:] = [k_size, 1]
-    model = kvxfer.KvModel(
-        layers=len(group.layers),
-        heads=group.heads,
-        k_size=k_size,
-        v_size=v_size,
-        element=group.element,
-        fingerprint=fingerprint,
-    )
-    shard = kvxfer.KvShard(layers=len(group.layers), tp_rank=rank, tp_size=ranks)
-    return kvxfer.KvLayout.from_tensors(model, shard, [kvxfer.KvTensor(axes, shape, strides)])
+    if content == TOKENS:
+        return kvxfer.KvTensor(axes, shape, strides)
+    strides = [stride * first.element_size() for stride in strides]
+    size = int(np.prod(shape[-2:] if content == HEADS else shape[1:])) * first.element_size()
+    if content == PAGES:
+        axes, shape, strides = "BNC", shape[:1], strides[:1]
+    else:
+        shape, strides = shape[:-2], strides[:-2]
+    # One "token": all of the block.
+    return kvxfer.KvTensor(axes, [*shape, 1, size], [*strides, size, 1])
 
 
 @dataclass(frozen=True)

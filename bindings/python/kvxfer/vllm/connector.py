@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -15,15 +16,17 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvxfer.vllm import register
 from kvxfer.vllm.addresses import own_address
-from kvxfer.vllm.caches import Group
 from kvxfer.vllm.fingerprint import Fingerprint
+from kvxfer.vllm.groups import Group
+from kvxfer.vllm.kinds import kinds_of
 from kvxfer.vllm.log import logger, shown
+from kvxfer.vllm.place import Place
 from kvxfer.vllm.reference import spoken_name
 from kvxfer.vllm.scheduler import SchedulerSide
 from kvxfer.vllm.settings import Settings
 from kvxfer.vllm.stats import PromMetrics, Stats
 from kvxfer.vllm.step import Step
-from kvxfer.vllm.supported import why_no_push
+from kvxfer.vllm.supported import drafts_with_kv, fences_blocks, why_no_push
 from kvxfer.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -66,24 +69,25 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         assert transfer is not None
         assert transfer.engine_id is not None
         engine = spoken_name(transfer.engine_id)
-        groups = Group.all_of(vllm_config, kv_cache_config)
-        fingerprint = Fingerprint(vllm_config, kv_cache_config, settings.model_id)
+        groups = Group.all_of(kv_cache_config)
+        fingerprint = Fingerprint(vllm_config, settings.model_id)
+        parallel = vllm_config.parallel_config
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            logger.info("kvxfer: fingerprint %s of %s", fingerprint.text, fingerprint.described)
             self._scheduler = SchedulerSide(
                 settings,
                 engine,
                 groups,
                 kv_cache_config.transfer_group_ids,
                 fingerprint,
-                ranks=vllm_config.parallel_config.tensor_parallel_size,
+                workers=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
                 fails=transfer.kv_load_failure_policy == "fail",
                 # Where blocks are loaded into a producer, vLLM does not keep a step that is under way
                 # from writing into them.
                 loads=transfer.is_kv_consumer,
                 why_no_push=why_no_push(vllm_config),
+                lookahead=getattr(vllm_config, "num_prefill_lookahead_tokens", 0),
             )
         else:
             self._worker = WorkerSide(
@@ -91,9 +95,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 engine,
                 own_address(settings, vllm_config),
                 groups,
+                partial(kinds_of, vllm_config, kv_cache_config),
                 fingerprint.of_model,
-                ranks=vllm_config.parallel_config.tensor_parallel_size,
+                Place.of_this_process(),
                 why_no_push=why_no_push(vllm_config),
+                drafts=drafts_with_kv(vllm_config),
+                fenced=fences_blocks(vllm_config, kv_cache_config),
             )
 
     @property
@@ -196,6 +203,10 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._of_scheduler.request_finished(request, block_ids)
+
+    def reset_cache(self) -> bool:
+        """What is kept for other engines is let go of when vLLM begins to reset its own."""
+        return True
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.has_work()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvxfer.vllm.blocks import BlockTable
+from kvxfer.vllm.division import Division
 from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.reference import (
     KEY,
@@ -20,7 +21,7 @@ from kvxfer.vllm.reference import (
     prompt_hash,
     release_of,
 )
-from kvxfer.vllm.step import Fetch, Heard, Offer, Part, Returned, Step
+from kvxfer.vllm.step import Fetch, GivenUp, Heard, Offer, Part, Returned, Step
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -49,7 +50,8 @@ class _Load:
     contents: str
     renewed: float = field(default_factory=time.monotonic)
     computed: int = 0  # tokens that are here already, when it was last asked
-    begun: bool = False
+    asked: float = 0.0  # when vLLM first wanted to make room for it
+    begun: float = 0.0  # when it had
 
 
 @dataclass
@@ -70,6 +72,7 @@ class DecodeRequests:
         """``fails``: a request that cannot be loaded is to fail, not to be computed here."""
         self.step = Step()
         self.workers: tuple[Worker, ...] = ()
+        self.division: Division | None = None
         self.block_pool: BlockPool | None = None
         self._settings = settings
         self._table = table
@@ -80,6 +83,8 @@ class DecodeRequests:
         # Requests that came with the reference of one in _loads, which is not read twice. Several
         # answers to one prompt (n) come so.
         self._followers: dict[str, str] = {}
+        # Loads that were given up while others follow, until nothing of them lands any more.
+        self._ending: dict[str, _Load] = {}
         self._loaded: OrderedDict[str, None] = OrderedDict()  # transfers, lately
         self._destinations: dict[str, _Destination] = {}  # by request
         self._refused: dict[str, str] = {}  # not yet told to the workers
@@ -131,10 +136,12 @@ class DecodeRequests:
         """Returns the blocks of a reference that will not be loaded, as far as it can be parsed."""
         found = release_of(params)
         if found is not None:
-            self.step.returned.append(Returned(*found))
+            self.step.returned.append(Returned(*found, None))
 
     def _return(self, reference: Reference) -> None:
-        self.step.returned.append(Returned(reference.transfer, reference.workers))
+        self.step.returned.append(
+            Returned(reference.transfer, reference.workers, reference.division)
+        )
 
     def _refuse(self, request: Request, why: str) -> None:
         """It is not loaded: it fails, as a worker then says, or is computed here."""
@@ -144,12 +151,11 @@ class DecodeRequests:
             logger.warning("kvxfer: request %s: %s", request.request_id, why)
 
     def _read(self, params: Any, request: Request) -> Reference:
-        fingerprint = params.get("fingerprint") if isinstance(params, dict) else None
-        if isinstance(fingerprint, str):
-            why = self._fingerprint.differs(fingerprint[:200])
-            if why:
-                raise BadReference(why)
         reference = Reference.from_params(params, request.num_prompt_tokens)
+        why = self._fingerprint.differs(reference.fingerprint)
+        if why:
+            raise BadReference(why)
+        self._check_division(reference.division)
         if reference.groups and len(reference.groups) != len(self._table.groups):
             raise BadReference(
                 f"the reference has {len(reference.groups)} groups of blocks, this model "
@@ -159,15 +165,26 @@ class DecodeRequests:
             raise BadReference("the reference names no blocks to be read")
         return reference
 
+    def _check_division(self, theirs: Division) -> None:
+        ours = self.division
+        if ours is None:
+            raise BadReference("this engine's workers have not said how they divide the model")
+        if [sum(stages) for stages in theirs.layers] != [sum(stages) for stages in ours.layers]:
+            raise BadReference(
+                f"the prefill engine has {[sum(stages) for stages in theirs.layers]} layers in its KV "
+                f"caches, this one {[sum(stages) for stages in ours.layers]}"
+            )
+
     def _pushed_tokens(self, request: Request) -> int:
         """What the prefill engine computes of a prompt, where it could not say so yet."""
         tokens = request.num_prompt_tokens
-        return tokens - 1 if self._table.leaves_last_to_decode(tokens) else tokens
+        return tokens - self._table.left_to_decode(tokens)
 
     def matched_tokens(self, request: Request, computed: int) -> int | None:
         """How many tokens beyond ``computed`` are to be had from the other engine. None: ask again. One
         that follows another finds in the prefix cache what that one has loaded."""
-        if self._followers.get(request.request_id) in self._loads:
+        first = self._followers.get(request.request_id)
+        if first in self._loads or first in self._ending:
             return None
         self._followers.pop(request.request_id, None)
         if request.request_id in self._refused:
@@ -177,22 +194,24 @@ class DecodeRequests:
         if load is None or load.begun:
             return 0
         load.computed = computed
+        load.asked = load.asked or time.monotonic()
         left = max(0, self._loadable(load, request) - computed)
-        if load.reference.transfer in self._loaded and left <= self._largest_block():
+        if load.reference.transfer in self._loaded and left <= self._table.largest_block():
             # Another answer to the same prompt has loaded all whole blocks, and used the lease up. Of a
             # prompt that ends with a whole block vLLM computes that one again.
             self._drop(request.request_id)
             return 0
         return left
 
-    def _largest_block(self) -> int:
-        return max(group.block_tokens for group in self._table.groups)
-
     def _loadable(self, load: _Load, request: Request) -> int:
-        tokens = load.reference.tokens or request.num_prompt_tokens
+        prompt = request.num_prompt_tokens
+        tokens = load.reference.tokens or self._pushed_tokens(request)
+        if self._table.has_state():
+            # The state is of exactly so many tokens, and the last one is computed from it.
+            return tokens if tokens < prompt else 0
         # The last token is computed in any case. With a sliding window it needs a block that an
         # allocation for all tokens would leave out.
-        return min(tokens, request.num_prompt_tokens - 1) if self._table.has_window() else tokens
+        return min(tokens, prompt - 1) if self._table.has_window() else tokens
 
     # --- blocks for it are there ---
 
@@ -203,7 +222,7 @@ class DecodeRequests:
         load = self._loads.get(request.request_id)
         if load is None or load.begun:
             return
-        load.begun = True
+        load.begun = time.monotonic()
         if external <= 0:
             self._drop(request.request_id)
             self._return(load.reference)
@@ -211,6 +230,8 @@ class DecodeRequests:
         last = load.computed + external  # vLLM may have taken less than was to be had
         try:
             parts = self._table.parts(blocks.get_block_ids(), load.computed, last)
+            if self._table.has_state() and last != self._loadable(load, request):
+                raise BadReference("vLLM has taken less than the tokens that the state is of")
             if load.reference.mode == "pull":
                 self._check_window(load.reference, parts)
         except BadReference as error:
@@ -231,9 +252,14 @@ class DecodeRequests:
                     load.reference,
                     parts,
                     self.workers,
+                    self._own_division(),
                     tuple(self._table.kernel_block_tokens),
                 )
             )
+
+    def _own_division(self) -> Division:
+        assert self.division is not None  # _read has seen it
+        return self.division
 
     def _check_window(self, reference: Reference, parts: Sequence[Part]) -> None:
         for part, theirs, tokens in zip(
@@ -253,33 +279,89 @@ class DecodeRequests:
         follows = self._followers.pop(request.request_id, None)
         if load is None:
             return refused is not None or follows is not None
+        followers = self._followers_of(request.request_id)
         if load.begun:
-            self.step.given_up.append(request.request_id)
+            # What prefill writes, it writes once.
+            keeps = bool(followers) and load.reference.mode == "pull"
+            self.step.given_up.append(GivenUp(request.request_id, keeps))
+            if keeps:
+                self._ending[request.request_id] = load
+            elif self._fails:
+                self._refused |= dict.fromkeys(followers, _SAME_FAILED)
+        elif followers:
+            self._hand_over(request.request_id, load)
         else:
             self._return(load.reference)
         return True
+
+    def _followers_of(self, request: str) -> list[str]:
+        return [each for each, first in self._followers.items() if first == request]
+
+    def _hand_over(self, request: str, load: _Load) -> None:
+        """To the next of those that follow it; if all have gone meanwhile, the blocks are given back."""
+        followers = self._followers_of(request)
+        if not followers:
+            self._return(load.reference)
+            return
+        heir, *others = followers
+        del self._followers[heir]
+        self._followers |= dict.fromkeys(others, heir)
+        self._first[load.reference.transfer] = heir
+        self._loads[heir] = _Load(load.reference, load.contents)
+
+    def fail_all(self, why: str) -> None:
+        """Loads that are under way."""
+        for request, load in self._loads.items():
+            if load.begun:
+                self.step.failed[request] = why
 
     # --- each step ---
 
     def want(self) -> None:
         now = time.monotonic()
+        self._make_room(now)
         for load in self._loads.values():
             every = min(load.reference.lease, self._settings.lease) / 3
             if now >= load.renewed + every:
                 load.renewed = now
                 self.step.wanted.append(load.reference)
 
+    def _make_room(self, now: float) -> None:
+        """Two engines may wait for each other: prefill for room to compute what this one has made room for,
+        and this one for room to load what prefill keeps. So one that has waited for long gets that of
+        one that waits for prefill."""
+        limit = self._settings.timeout
+        pushed = [
+            (load.begun, request)
+            for request, load in self._loads.items()
+            if load.begun and load.reference.mode == "push" and now > load.begun + limit
+        ]
+        waits = any(
+            load.asked and not load.begun and now > load.asked + limit
+            for load in self._loads.values()
+        )
+        if waits and pushed:
+            _, request = min(pushed)
+            self._loads[request].begun = now  # the next one only if that does not suffice
+            self.step.failed[request] = (
+                f"nothing has come of it for {limit:g} s, and others wait for its blocks"
+            )
+
     def hear(self, heard: Heard | None, output: KVConnectorOutput) -> None:
         for request, change in (heard.unsettled if heard is not None else {}).items():
-            self._destinations[request].unsettled += change
+            destination = self._destinations.get(request)
+            if destination is not None:
+                destination.unsettled += change
         for request in output.finished_recving or ():
             load = self._drop(request)
             self._keep(request)
-            if request not in output.failed_recving:
+            ended = self._ending.pop(request, None)
+            if ended is not None:
+                self._hand_over(request, ended)
+            elif request not in output.failed_recving:
                 self._remember(load)
             elif self._fails:
-                followers = [each for each, first in self._followers.items() if first == request]
-                self._refused |= dict.fromkeys(followers, _SAME_FAILED)
+                self._refused |= dict.fromkeys(self._followers_of(request), _SAME_FAILED)
         self._let_go()
 
     def _remember(self, load: _Load | None) -> None:

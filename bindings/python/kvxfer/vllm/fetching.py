@@ -15,6 +15,7 @@ from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.reference import Worker
 from kvxfer.vllm.settings import Settings
+from kvxfer.vllm.sources import Sources, all_of, sources_of, told_by
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Fetch
 
@@ -35,15 +36,21 @@ _DRIVE_S = 0.0003
 class _Load:
     fetch: Fetch
     begun: float
-    transfers: dict[int, kvxfer.Transfer] = field(default_factory=dict)  # by group
+    sources: Sources
+    transfers: dict[int, kvxfer.Transfer] = field(default_factory=dict)  # by cache
     retries: int = 0
     not_before: float = 0.0
     given_up: bool = False
+    keeps_lease: bool = False
     failed: str = ""
 
     def in_the_way(self) -> bool:
         """Bytes may still land."""
         return any(not each.done() or each.quarantined for each in self.transfers.values())
+
+    def cancel(self) -> None:
+        for transfer in self.transfers.values():
+            transfer.cancel()
 
 
 class Fetching:
@@ -54,7 +61,11 @@ class Fetching:
         outbox: Outbox,
         settings: Settings,
         stats: Stats,
+        fenced: bool = False,
     ) -> None:
+        """``fenced``: vLLM gives no block to a load before what was computed in it has ended. Otherwise a
+        read begins after what is in the stream."""
+        self._fenced = fenced
         self._agent = agent
         self._peers = peers
         self._outbox = outbox
@@ -64,20 +75,34 @@ class Fetching:
         self.caches: RegisteredCaches | None = None
 
     def begin(self, fetch: Fetch) -> None:
-        load = self._loads[fetch.request] = _Load(fetch, time.monotonic())
+        assert self.caches is not None
+        load = _Load(fetch, time.monotonic(), {})
+        self._loads[fetch.request] = load
+        try:
+            load.sources = sources_of(self.caches, fetch.reference.workers, fetch.reference.division)
+        except (kvxfer.Error, ValueError) as error:
+            load.failed = str(error)
+            return
         self._post(load)
 
-    def give_up(self, request: str) -> None:
+    def give_up(self, request: str, keeps_lease: bool = False) -> None:
         load = self._loads.get(request)
-        if load is None:
-            return
-        load.given_up = True
-        for transfer in load.transfers.values():
-            transfer.cancel()
+        if load is not None:
+            load.given_up = True
+            load.keeps_lease = keeps_lease
+            load.cancel()
+
+    def fail(self, request: str, why: str) -> None:
+        """However far it is."""
+        load = self._loads.get(request)
+        if load is not None and not load.given_up:
+            load.failed = load.failed or why
+            load.cancel()
 
     def workers(self) -> set[Worker]:
         """That requests are being loaded from."""
-        return {each for load in self._loads.values() for each in load.fetch.reference.workers}
+        loads = self._loads.values()
+        return {worker for load in loads for worker in all_of(load.sources)}
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Requests that are loaded (or were given up, and may be forgotten), and that are not."""
@@ -109,7 +134,7 @@ class Fetching:
         self._look_for_the_end(load, errors)
         if load.in_the_way():
             return False
-        all_are_read = len(ended) == len(load.fetch.parts) and not errors
+        all_are_read = len(ended) == len(load.sources) and not errors
         if load.given_up or load.failed or all_are_read:
             return True
         for group in errors:
@@ -137,8 +162,7 @@ class Fetching:
         if final is None and not late and not tired:
             return
         load.failed = self._describe(final or next(iter(errors.values())))
-        for transfer in load.transfers.values():
-            transfer.cancel()
+        load.cancel()
 
     def _describe(self, error: Exception) -> str:
         refusal = error.refusal if isinstance(error, kvxfer.LeaseRefused) else ""
@@ -152,46 +176,49 @@ class Fetching:
         return str(error)
 
     def _post(self, load: _Load) -> None:
-        fetch = load.fetch
+        workers = all_of(load.sources)
         try:
-            names = self._peers.meet(fetch.reference.workers, load.begun)
+            names = self._peers.meet(workers, load.begun)
             if names is not None:
-                self._read(load, names)
+                self._read(load, dict(zip(workers, names, strict=True)))
             elif time.monotonic() > load.begun + self._settings.timeout:
                 load.failed = f"its engine was not met within {self._settings.timeout:g} s"
         except (CannotMeet, kvxfer.Error, ValueError, TypeError, OverflowError) as error:
             load.failed = str(error)
-            for transfer in load.transfers.values():
-                transfer.cancel()
+            load.cancel()
 
-    def _read(self, load: _Load, names: list[str]) -> None:
-        """All groups that are not read yet."""
+    def _read(self, load: _Load, names: Mapping[Worker, str]) -> None:
+        """All caches that are not read yet."""
         fetch = load.fetch
-        assert self.caches is not None
+        caches = self.caches
+        assert caches is not None
         left = max(0.1, load.begun + self._settings.timeout - time.monotonic())
-        for index, (part, theirs) in enumerate(
-            zip(fetch.parts, fetch.reference.groups, strict=True)
-        ):
-            if index in load.transfers:
+        for number, workers in load.sources.items():
+            if number in load.transfers:
                 continue
-            tokens = fetch.reference.block_tokens[index]
-            load.transfers[index] = self._agent.read_blocks(
-                names,
-                **self.caches.between(index, part.blocks, theirs, tokens, part.first, part.last),
-                lease=part_of(fetch.lease, index),
+            group = caches.caches[number].group
+            part, theirs = fetch.parts[group], fetch.reference.groups[group]
+            tokens = fetch.reference.block_tokens[group]
+            load.transfers[number] = self._agent.read_blocks(
+                [names[worker] for worker in workers],
+                **caches.between(number, part.blocks, theirs, tokens, part.first, part.last),
+                lease=part_of(fetch.lease, number),
                 lease_contents=fetch.contents,
-                # The answer to a client may overtake what prefill's worker hears in its next step.
+                # The answer to a client may overtake what prefill's other workers hear.
                 lease_wait=max(0.0, left - _ANSWER_S),
+                stages=caches.division.first_layers(number),
                 deadline=left,
-                stream=self.caches.stream(),
+                stream=None if self._fenced else caches.stream(),
             )
 
     def _end(self, load: _Load) -> None:
         fetch = load.fetch
         del self._loads[fetch.request]
-        if load.failed or load.given_up:
+        if (load.failed or load.given_up) and not load.keeps_lease:
             message = {"do": "return", "lease": fetch.lease}
-            self._outbox.send(fetch.reference.workers, message, load.begun)
+            assert self.caches is not None
+            workers = told_by(self.caches, fetch.reference.workers, fetch.reference.division)
+            self._outbox.send(workers, message, load.begun)
         if load.given_up:
             return
         if load.failed:

@@ -4,118 +4,116 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvxfer.vllm.caches import Cache
+from kvxfer.vllm.groups import Group
+from kvxfer.vllm.kinds import PAGES
 from kvxfer.vllm.positions import positions
-from kvxfer.vllm.reference import VERSION
+from kvxfer.vllm.supported import DRAFTS_WITHOUT_KV
+from kvxfer.vllm.weights import weights_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_SAMPLE_BYTES = 64
-_MAX_HEADER_BYTES = 100 << 20
+_DIGITS = 12
+_SHOWN = 200  # characters of a factor in a message
+
+# What to do where two engines differ in a factor.
+_REMEDIES = {
+    "weights": 'start both with one model, or set "model_id" where one name stands for two paths',
+    "draft": "give both the same --speculative-config",
+    "attention_backend": "give both the same --attention-backend",
+    "kv_cache_dtype": "give both the same --kv-cache-dtype",
+    "layers": "give both the same model and options for the hybrid KV cache",
+    "layout": "give both the same --block-size and VLLM_KV_CACHE_LAYOUT, and one version of vLLM",
+    "tensor_parallel_size": "give both the same --tensor-parallel-size: states, and packed KV of "
+    "several heads, are not split",
+}
+_OF_LAYOUT = ("layers", "kv_cache_dtype", "attention_backend", "layout", "tensor_parallel_size")
+_OTHERWISE = "start both with the same options"
 
 
 class Fingerprint:
-    """``text`` is "version.model.layers", each a hash, so that a mismatch can say which differs."""
+    """By factors, of each a hash, so that a mismatch can say which differs."""
 
-    def __init__(self, config: VllmConfig, kv_cache_config: KVCacheConfig, model_id: str) -> None:
+    def __init__(self, config: VllmConfig, model_id: str) -> None:
         model = config.model_config
-        self.described = {
-            "weights": model_id or _weights(model.model, model.revision),
+        self.described: dict[str, Any] = {
+            "weights": model_id or weights_of(model.model, model.revision),
             "architectures": list(model.architectures),
             "overrides": _overrides(model),
             "config": getattr(model, "hf_config_path", None),
             "quantization": [model.quantization, getattr(model, "quantization_config", None)],
-            "invented": _weights_are_invented(config),
+            "load_format": _weights_are_invented(config),
             "images": _images(model),
             "dtype": str(model.dtype),
             "positions": positions(model),
+            "draft": _draft(config),
         }
-        layers: list[Any] = [
-            [
-                group.layer_names,
-                type(group.kv_cache_spec).__name__,
-                window_of(group.kv_cache_spec),
-                element_of(group.kv_cache_spec, config.cache_config.cache_dtype),
-            ]
-            for group in kv_cache_config.transfer_groups
-        ]
-        layers.append(_packing(config, kv_cache_config))
-        if config.cache_config.cache_dtype == "fp8_e5m2":
-            layers.append(_backend(config))
-        self._model = _hash(self.described)
-        self.text = f"{VERSION}.{self._model}.{_hash(layers)}"
+        self.hashes = {name: _hash(value) for name, value in self.described.items()}
 
     @property
     def of_model(self) -> int:
-        return int(self._model, 16)
+        return model_number(self.hashes)
 
-    def differs(self, other: str) -> str:
-        """Empty, or why the KV of an engine with the fingerprint ``other`` is of no use here."""
-        if other == self.text:
+    def add(self, factors: Mapping[str, Any]) -> None:
+        """Those of layout_factors, once the workers have found out."""
+        self.described |= factors
+        self.hashes = {name: _hash(value) for name, value in self.described.items()}
+
+    def differs(self, other: Mapping[str, str]) -> str:
+        """Empty, or why the KV of an engine with those hashes is of no use here."""
+        names = [
+            name
+            for name in self.hashes.keys() | other.keys()
+            if self.hashes.get(name) != other.get(name)
+        ]
+        if not names:
             return ""
-        parts = other.split(".")
-        if len(parts) == 3 and parts[1] == self._model:
-            return (
-                "the prefill engine lays out the KV cache of this model otherwise "
-                f"(fingerprints {other} and {self.text}): give both the same --block-size, "
-                "--kv-cache-dtype and other options for the KV cache"
-            )
+        order = [*self.described, *sorted(other)]
+        first, *further = sorted(names, key=order.index)
+        here = json.dumps(self.described.get(first), sort_keys=True, default=str)[:_SHOWN]
+        what = (
+            "lays out the KV cache of this model otherwise"
+            if first in _OF_LAYOUT
+            else "has another model"
+        )
         return (
-            f"the prefill engine has another model (fingerprints {other} and {self.text}; both are "
-            'logged at start, with what they are of): start both with one model, or set "model_id" '
-            "where one name stands for two paths"
+            f"the prefill engine {what}: {first} is {here} here, and differs there"
+            + (f", as do {', '.join(further)}" if further else "")
+            + f": {_REMEDIES.get(first, _OTHERWISE)} (each engine logs its own at the start)"
         )
 
 
-def _packing(config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[Any]:
-    """Where what is in a block depends on who computes: vLLM's attention for CPUs."""
-    if config.device_config.device_type != "cpu":
-        return []
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-    specs = [group.kv_cache_spec for group in kv_cache_config.transfer_groups]
-    return [
-        [spec.block_size, _get_attn_isa(spec.dtype, spec.block_size, spec.head_size)]
-        for spec in specs
-    ]
+def model_number(hashes: Mapping[str, str]) -> int:
+    """What kvxfer is told of the model: of all factors but those of the layout, which it compares itself."""
+    of_model = {name: each for name, each in hashes.items() if name not in _OF_LAYOUT}
+    return int(_hash(of_model, 16), 16)
 
 
-def _backend(config: VllmConfig) -> str:
-    """vLLM's Triton attention keeps e4m3 where it is asked for e5m2, others keep e5m2."""
-    return str(getattr(getattr(config, "attention_config", None), "backend", None))
+def layout_factors(
+    caches: Sequence[Cache], groups: Sequence[Group], tp: int
+) -> dict[str, Any]:
+    """What the caches of an engine hold and how they lie, whatever part of it each worker has."""
+    kinds = [cache.kind for cache in caches]
+    factors: dict[str, Any] = {
+        "layers": [[cache.layers, groups[cache.group].window] for cache in caches],
+        "kv_cache_dtype": [kind.dtype for kind in kinds],
+        "attention_backend": [kind.backend for kind in kinds],
+        "layout": [
+            [kind.content, kind.heads, kind.k_size, kind.v_size, kind.packing] for kind in kinds
+        ],
+    }
+    if any(kind.content == PAGES and kind.heads > 1 for kind in kinds):
+        factors["tensor_parallel_size"] = tp
+    return factors
 
 
-def element_of(spec: Any, cache_dtype: str) -> str:
-    """What a number in a block is: not the name that it was asked for by, of which several mean the
-    same. Empty: numbers that have more to them than their own bytes, such as scales beside them."""
-    from vllm.platforms import current_platform
-    from vllm.v1.kv_cache_interface import KVQuantMode
-
-    if spec.kv_quant_mode == KVQuantMode.NONE:
-        return str(spec.dtype).removeprefix("torch.")
-    if spec.kv_quant_mode == KVQuantMode.FP8_PER_TENSOR and cache_dtype != "fp8_ds_mla":
-        # Its scales come with the weights, from the checkpoint.
-        if cache_dtype == "fp8_e5m2":
-            return "float8_e5m2"
-        # Of MI300: the same bytes are half of what they are elsewhere.
-        return "float8_e4m3fnuz" if current_platform.is_fp8_fnuz() else "float8_e4m3fn"
-    return ""
-
-
-def window_of(spec: Any) -> int:
-    """Tokens of a sliding window whose blocks are freed behind it; 0: none are."""
-    from vllm.v1.kv_cache_interface import SlidingWindowSpec
-
-    return int(spec.sliding_window) if isinstance(spec, SlidingWindowSpec) else 0
-
-
-def _hash(value: Any) -> str:
+def _hash(value: Any, digits: int = _DIGITS) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 def _overrides(model: Any) -> Any:
@@ -138,26 +136,16 @@ def _images(model: Any) -> Any:
     return {name: getattr(options, name, None) or None for name in names}
 
 
-def _weights(model: str, revision: str | None) -> str:
-    """The name of a model on a hub; of a folder, a sample of each of its tensors, wherever it lies."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return f"{model}@{revision or 'main'}"
-    digest = hashlib.sha256()
-    files = sorted(folder.glob("*.safetensors"))
-    for path in files:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = file.read(min(size, _MAX_HEADER_BYTES))
-            digest.update(header)
-            for name, tensor in sorted(json.loads(header).items()):
-                if name != "__metadata__":
-                    begin, end = tensor["data_offsets"]
-                    file.seek(8 + size + (begin + end) // 2)
-                    digest.update(file.read(_SAMPLE_BYTES))
-    if not files:
-        raise ValueError(
-            f"KvxferConnector: {model} has no *.safetensors to tell its weights by: set "
-            '"model_id" in kv_connector_extra_config, the same for all engines with these weights'
-        )
-    return digest.hexdigest()
+def _draft(config: VllmConfig) -> Any:
+    """Of speculation with KV of its own: what computes that KV. How many tokens it drafts is no matter."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.method in DRAFTS_WITHOUT_KV:
+        return None
+    draft = speculative.draft_model_config
+    return [
+        speculative.method,
+        weights_of(draft.model, draft.revision),
+        list(draft.architectures),
+        str(draft.dtype),
+        draft.quantization,
+    ]

@@ -1,13 +1,16 @@
-"""Prefill, pull: blocks are kept under a lease of this worker's agent until decode has read them."""
+"""Prefill, pull: blocks are kept under a lease of this worker's agent until decode has read them. Each
+cache has a lease of its own: a part."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import kvxfer
-from kvxfer.vllm.caches import cache_name
+from kvxfer.vllm.caches import RegisteredCaches
 from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.log import logger, shown
 from kvxfer.vllm.stats import Stats
@@ -20,16 +23,17 @@ _MAX_REFUSED = 4096
 _NOTHING = (0,)
 
 
-def part_of(lease: str, group: int) -> str:
-    """The lease of one group's blocks."""
-    return f"{lease}/{group}"
+def part_of(lease: str, cache: int) -> str:
+    """The lease of one cache's blocks."""
+    return f"{lease}/{cache}"
 
 
 @dataclass
 class _Lease:
     request: str
-    granted: int  # parts
+    parts: list[str]  # that were granted
     open: int  # of them
+    known: bool = True  # to somebody: the scheduler hears of its end
 
 
 @dataclass
@@ -55,39 +59,60 @@ class Holding:
         self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
         self._refused: OrderedDict[str, _Refused] = OrderedDict()  # by part
         self._ended: set[str] = set()
+        self.caches: RegisteredCaches | None = None
 
     def has_any(self) -> bool:
         return bool(self._leases)
 
     def hold(self, held: Held) -> None:
-        granted = 0
+        parts: list[str] = []
+        names = self._parts(held)
         try:
-            for index, group in enumerate(held.groups):
-                name = part_of(held.lease, index)
-                self._agent.lease_blocks(
-                    cache_name(index), name, group.ids, self._seconds, contents=held.contents
-                )
-                granted += 1
-        except kvxfer.Error as error:
+            for part, (cache, ids) in names.items():
+                self._agent.lease_blocks(cache, part, ids, self._seconds, contents=held.contents)
+                parts.append(part)
+        except (kvxfer.Error, ValueError) as error:
             logger.error("kvxfer: blocks of %s cannot be leased: %s", held.request, shown(error))
-            self._refuse(held, granted)
-        if granted == 0:
+            self._refuse({part: names[part][0] for part in names if part not in parts}, held)
+        if not parts:
             self._end(held.lease, held.request)
             self._early.take(held.lease)
             return
-        self._leases[held.lease] = _Lease(held.request, granted, open=granted)
+        self._leases[held.lease] = _Lease(held.request, parts, open=len(parts))
         # Those that wait for it were answered when it was granted.
-        if self._early.take(held.lease) or granted < len(held.groups):
+        if self._early.take(held.lease) or len(parts) < len(names):
             self.give_back(held.lease)
 
-    def _refuse(self, held: Held, first: int) -> None:
-        """Its groups from ``first`` on. Whoever waits for a lease hears of it when it is granted, and
-        whoever comes later hears that it has ended: so it is granted for a block that no reference
+    def _parts(self, held: Held) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Of the caches of this worker, their names and blocks."""
+        assert self.caches is not None
+        return {
+            part_of(held.lease, number): (cache.name, held.groups[cache.group].ids)
+            for number, cache in enumerate(self.caches.caches)
+            if self.caches.shards[number].layers
+        }
+
+    def drop(self, lease: str) -> None:
+        """Nobody has heard of it."""
+        known = self._leases.get(lease)
+        if known is not None:
+            known.known = False
+            self.give_back(lease)
+
+    def revoke(self, lease: str) -> None:
+        """Whoever reads is refused, and when this returns the blocks may be written."""
+        known = self._leases.get(lease)
+        for part in known.parts if known is not None else ():
+            with contextlib.suppress(kvxfer.Error):  # it has ended
+                self._agent.revoke_lease(part)
+
+    def _refuse(self, parts: Mapping[str, str], held: Held) -> None:
+        """``parts``: the names of their caches. Whoever waits for a lease hears of it when it is granted,
+        and whoever comes later hears that it has ended: so it is granted for a block that no reference
         names, and released."""
         until = time.monotonic() + self._seconds
-        for index in range(first, len(held.groups)):
-            part = _Refused(cache_name(index), held.contents, until)
-            self._refused[part_of(held.lease, index)] = part
+        for part, cache in parts.items():
+            self._refused[part] = _Refused(cache, held.contents, until)
             if len(self._refused) > _MAX_REFUSED:
                 self._refused.popitem(last=False)
         self._answer_refused()
@@ -113,11 +138,9 @@ class Holding:
         known = self._leases.get(lease)
         if known is None:
             return False
-        for index in range(known.granted):
-            try:
-                self._agent.renew_lease(part_of(lease, index), self._seconds)
-            except kvxfer.Error:
-                pass  # it has ended meanwhile
+        for part in known.parts:
+            with contextlib.suppress(kvxfer.Error):  # it has ended meanwhile
+                self._agent.renew_lease(part, self._seconds)
         return True
 
     def give_back(self, lease: str) -> bool:
@@ -125,11 +148,9 @@ class Holding:
         known = self._leases.get(lease)
         if known is None:
             return lease in self._over
-        for index in range(known.granted):
-            try:
-                self._agent.release_lease(part_of(lease, index))
-            except kvxfer.Error:
-                pass
+        for part in known.parts:
+            with contextlib.suppress(kvxfer.Error):
+                self._agent.release_lease(part)
         return True
 
     def ended(self, part: str, how: str) -> None:
@@ -140,21 +161,23 @@ class Holding:
         known.open -= 1
         if how == "expired":
             logger.warning(
-                "kvxfer: nobody fetched %s (group %s of request %s) in time",
+                "kvxfer: nobody fetched %s (cache %s of request %s) in time",
                 *(shown(each) for each in (lease, part.rpartition("/")[2], known.request)),
             )
         if known.open == 0:
-            self._end(lease, known.request)
+            self._end(lease, known.request if known.known else "")
             if how == "expired":
                 self._stats.count("expired_leases")
 
     def _end(self, lease: str, request: str) -> None:
-        """For other threads it is over before it is held no more."""
+        """For other threads it is over before it is held no more. ``request``: empty where the scheduler
+        does not wait for it."""
         self._over[lease] = None
         if len(self._over) > _MAX_ENDED:
             self._over.popitem(last=False)
         self._leases.pop(lease, None)
-        self._ended.add(request)
+        if request:
+            self._ended.add(request)
 
     def take_ended(self) -> set[str]:
         self._answer_refused()

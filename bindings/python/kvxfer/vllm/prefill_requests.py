@@ -6,13 +6,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
 from kvxfer.vllm.blocks import BlockTable
+from kvxfer.vllm.division import Division
 from kvxfer.vllm.reference import (
     KEY,
     GroupBlocks,
@@ -33,7 +35,26 @@ if TYPE_CHECKING:
     from kvxfer.vllm.settings import Settings
 
 _MAX_EXPECTED = 8192
+_RESET = "the prefill engine's caches were reset, as for new weights"
 _NOT_ADMITTED = "the prefill engine's vLLM refused the request before it was admitted"
+
+
+class Purpose(Enum):
+    """What the blocks of a request that has ended are kept for."""
+
+    NONE = auto()
+    DECODE = auto()
+    NEXT_TURN = auto()
+    """Of a conversation: the answer is a part of the next prompt."""
+
+
+@dataclass
+class _Pull:
+    """A request whose blocks decode will read."""
+
+    request: Request
+    held: Held | None = None
+    """From the step that computes its last token on."""
 
 
 @dataclass
@@ -60,19 +81,24 @@ class PrefillRequests:
         engine: str,
         table: BlockTable,
         fingerprint: Fingerprint,
-        ranks: int,
         can_push: bool,
     ) -> None:
         self.step = Step()
         self.workers: tuple[Worker, ...] = ()
+        self.division: Division | None = None
         self.cache_manager: KVCacheManager | None = None
         self._settings = settings
         self._engine = engine
         self._table = table
         self._fingerprint = fingerprint
-        self._ranks = ranks
         self._can_push = can_push
+        self._pulls: dict[str, _Pull] = {}  # by request
+        # Requests that have ended and keep their blocks until nobody reads them, and their leases.
+        self._handed_on: dict[str, str] = {}
         self._pushes: dict[str, _Push] = {}  # by request
+        # Answers to one prompt (n), which all get the reference of the first one that ends: a response
+        # carries one. By what their names have in common; empty as long as there is none.
+        self._references: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._expected: OrderedDict[str, None] = OrderedDict()  # leases of pushes, lately
 
     def expect(self, request: Request, params: dict[str, Any]) -> None:
@@ -82,21 +108,39 @@ class PrefillRequests:
         self._shorten(request, params)
         transfer = self._push_transfer(params)
         if transfer is not None:
-            self._expect_push(request, transfer)
+            if self._is_first(request):
+                self._expect_push(request, transfer)
+        else:
+            self._pulls[request.request_id] = _Pull(request)
+
+    def _is_first(self, request: Request) -> bool:
+        """Of the answers to its prompt; the others are not written to decode."""
+        family = _family(request)
+        if family in self._references:
+            return False
+        if family:
+            self._references[family] = {}
+            if len(self._references) > _MAX_EXPECTED:
+                self._references.popitem(last=False)
+        return True
 
     def _shorten(self, request: Request, params: dict[str, Any]) -> None:
-        if not self._table.leaves_last_to_decode(request.num_prompt_tokens):
-            return
-        if params.get("_kvxfer_shortened"):
+        left = self._table.left_to_decode(request.num_prompt_tokens)
+        if not left or params.get("_kvxfer_shortened"):
             return
         if request.get_skip_reading_prefix_cache():
             return  # decode loads nothing of it
-        if request.prompt_token_ids is None or request.num_tokens != request.num_prompt_tokens:
+        if request.num_tokens != request.num_prompt_tokens:
+            return
+        if request.prompt_token_ids is not None:
+            del request.prompt_token_ids[-left:]
+        elif request.prompt_embeds is not None:
+            request.prompt_embeds = request.prompt_embeds[:-left]
+        else:
             return
         params["_kvxfer_shortened"] = True
-        del request.prompt_token_ids[-1:]
-        del request._all_token_ids[-1:]
-        request.num_prompt_tokens -= 1
+        del request._all_token_ids[-left:]
+        request.num_prompt_tokens -= left
         request.max_tokens = 1
 
     def _refuse_push(self, request: Request, params: dict[str, Any]) -> None:
@@ -112,6 +156,8 @@ class PrefillRequests:
         own where it, or this engine, pushes; None: decode reads."""
         if not self._can_push:
             return None
+        if params.get("do_remote_prefill"):  # then there is a reference in the place of a wish
+            return secrets.token_hex(12) if self._settings.mode == "push" else None
         named = _named_transfer(params)
         if named is not None:
             return named
@@ -132,42 +178,98 @@ class PrefillRequests:
         if len(self._expected) > _MAX_EXPECTED:
             self._expected.popitem(last=False)
 
-    def is_pushed(self, request: Request) -> bool:
-        """Whether it is known as one whose blocks are written to decode."""
-        return request.request_id in self._pushes
-
     def finished(
-        self, request: Request, block_ids: Sequence[Sequence[int]]
+        self, request: Request, block_ids: Sequence[Sequence[int]], purpose: Purpose
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As KVConnectorBase_V1.request_finished, of a request that was expected."""
+        """As KVConnectorBase_V1.request_finished."""
         whole = request.status in (
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
         )
         push = self._pushes.get(request.request_id)
         if push is not None:
-            return self._finish_push(push, block_ids if whole else None)
-        if not whole or not self.workers:
-            return False, None
-        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            held, params = self._finish_push(push, block_ids if whole else None)
+            self._remember_reference(request, params)
+            return held, params
+        pull = self._pulls.pop(request.request_id, None)
+        known = self._references.get(_family(request))
+        tokens = self._kept_tokens(request, purpose)
+        if not whole or not tokens or not self.workers or known is not None:
+            self._drop(pull)
+            return False, known or None
         groups = self._table.held(block_ids, tokens)
-        transfer = secrets.token_hex(12)
+        held = pull.held if pull is not None else None
+        if held is None or held.groups != groups:
+            self._drop(pull)
+            held = self._hold(request, tokens, groups)
+        self._handed_on[request.request_id] = held.lease
+        params = self._refer("pull", held.lease, tokens, groups)
+        self._remember_reference(request, params)
+        return True, params
+
+    def _kept_tokens(self, request: Request, purpose: Purpose) -> int:
+        """0: none are of use to anybody."""
+        match purpose:
+            case Purpose.NONE:
+                return 0
+            case Purpose.DECODE:
+                return min(request.num_computed_tokens, request.num_prompt_tokens)
+        # The last token of an answer was never computed from. A state is of all tokens that were, and a
+        # step that was begun before the end was known may have gone beyond it.
+        tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        exact = request.num_computed_tokens == tokens or not self._table.has_state()
+        return tokens if exact and request.prompt_token_ids is not None else 0
+
+    def _remember_reference(self, request: Request, params: dict[str, Any] | None) -> None:
+        family = _family(request)
+        if family and params is not None:
+            self._references[family] = params
+            if len(self._references) > _MAX_EXPECTED:
+                self._references.popitem(last=False)
+
+    def _hold(self, request: Request, tokens: int, groups: tuple[GroupBlocks, ...]) -> Held:
         contents = contents_of(
             prompt_hash(request, tokens), groups, self._table.kernel_block_tokens
         )
-        self.step.held.append(Held(request.request_id, transfer, contents, groups))
-        return True, self._refer("pull", transfer, tokens, groups)
+        held = Held(request.request_id, secrets.token_hex(12), contents, groups)
+        self.step.held.append(held)
+        return held
+
+    def _drop(self, pull: _Pull | None) -> None:
+        """Its lease; nobody has heard of it."""
+        if pull is not None and pull.held is not None:
+            self.step.dropped.append(pull.held.lease)
+            pull.held = None
+
+    def hold_on(self, output: SchedulerOutput) -> None:
+        """Leases of what this step computes to the end: they are there when the step is, before decode
+        hears of the request. Of a request that goes on computing, blocks may leave a window before it
+        ends: it is held when it has."""
+        for preempted in output.preempted_req_ids or ():
+            self._drop(self._pulls.get(preempted))
+        if self.cache_manager is None or not self._pulls:
+            return
+        for name, scheduled in output.num_scheduled_tokens.items():
+            pull = self._pulls.get(name)
+            if pull is None or pull.held is not None or pull.request.max_tokens != 1:
+                continue
+            tokens = pull.request.num_prompt_tokens
+            if pull.request.num_computed_tokens + scheduled >= tokens:
+                ids = self.cache_manager.get_block_ids(name)
+                pull.held = self._hold(pull.request, tokens, self._table.held(ids, tokens))
 
     def _refer(
         self, mode: str, transfer: str, tokens: int, groups: tuple[GroupBlocks, ...]
     ) -> dict[str, Any]:
+        assert self.division is not None
         reference = Reference(
             mode=mode,
             engine=self._engine,
             transfer=transfer,
             tokens=tokens,
-            fingerprint=self._fingerprint.text,
+            fingerprint=self._fingerprint.hashes,
             workers=self.workers,
+            division=self.division,
             groups=groups if mode == "pull" else (),
             block_tokens=tuple(self._table.kernel_block_tokens) if mode == "pull" else (),
             lease=self._settings.lease,
@@ -208,6 +310,7 @@ class PrefillRequests:
         push.writes += 1
         if final:
             del self._pushes[request]
+            self._handed_on[request] = push.lease
 
     def _abandon(self, push: _Push, why: str, held: bool) -> None:
         push.abandoned = True
@@ -217,7 +320,7 @@ class PrefillRequests:
         """What this step computes of requests that decode has made room for; and what was computed
         before it had."""
         for push in list(self._pushes.values()):
-            offered = push.offers >= self._ranks and not push.abandoned
+            offered = push.offers >= len(self.workers) and not push.abandoned
             if push.finished is None:
                 scheduled = output.num_scheduled_tokens.get(push.request.request_id, 0)
                 if offered and scheduled:
@@ -246,6 +349,37 @@ class PrefillRequests:
             if push.lease in heard.withdrawn and not push.abandoned:
                 self._abandon(push, "the decode engine wants it no more", held=False)
 
+    def hear_ended(self, requests: Iterable[str]) -> None:
+        """Whose blocks nobody reads any more."""
+        for request in requests:
+            self._handed_on.pop(request, None)
+
+    def let_go_of_all(self) -> None:
+        """What is kept for decode is free at once. Nothing is written into those blocks before the
+        workers have revoked their leases: after that, whoever reads them is refused. What is being
+        written to decode ends first, as for a preemption."""
+        for request, lease in self._handed_on.items():
+            self.step.revoked.append(lease)
+            self.step.preempted.append(request)
+            self._free(request)
+        self._handed_on.clear()
+        for pull in self._pulls.values():
+            self._drop(pull)
+        for push in list(self._pushes.values()):
+            request = push.request.request_id
+            self.step.preempted.append(request)
+            finished = push.finished is not None
+            if not push.abandoned:
+                self._abandon(push, _RESET, held=finished)
+            if finished:
+                self._free(request)
+                del self._pushes[request]
+
+    def _free(self, request: str) -> None:
+        """Its blocks. vLLM, which frees them when it hears that they are not read, then finds none."""
+        if self.cache_manager is not None:
+            self.cache_manager.coordinator.free(request)
+
     def is_pushing(self) -> bool:
         return bool(self._pushes)
 
@@ -258,3 +392,9 @@ def _wish(params: dict[str, Any]) -> dict[str, Any]:
 def _named_transfer(params: dict[str, Any]) -> str | None:
     transfer = _wish(params).get("transfer")
     return str(transfer) if is_name(transfer) else None
+
+
+def _family(request: Request) -> str:
+    """What vLLM's names of several answers to one prompt have in common; empty: it is the only one."""
+    number, _, parent = request.request_id.partition("_")
+    return parent if number.isdecimal() else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import kvxfer
+from kvxfer.vllm.division import Division
 from kvxfer.vllm.outbox import Sender
 from kvxfer.vllm.reference import Worker
 from kvxfer.vllm.step import Part
@@ -16,18 +17,21 @@ class Offer:
 
     contents: str  # what its prompt is, as contents_of
     workers: tuple[Worker, ...]
+    division: Division
+    targets: frozenset[int]  # numbers of the workers that this one writes to, or whom it answers
     parts: list[Part]
     block_tokens: list[int]
     seconds: float  # how long it holds, unless decode says that it still does
     begun: float
     until: float
-    senders: dict[int, Sender] = field(default_factory=dict)  # ranks of decode that have made it
-    names: list[str] = field(default_factory=list)  # once they were met
+    senders: dict[int, Sender] = field(default_factory=dict)  # by number, workers that have made it
+    names: dict[int, str] = field(default_factory=dict)  # by number, of the targets, once met
+    met: bool = False
 
     @property
     def whole(self) -> bool:
-        """A rank that has not made it may write that room to others, or not be met."""
-        return len(self.senders) == len(self.workers)
+        """A worker that has not made it may not be met yet, or have turned away."""
+        return self.senders.keys() >= self.targets
 
 
 @dataclass

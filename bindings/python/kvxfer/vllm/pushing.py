@@ -8,24 +8,27 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import kvxfer
-from kvxfer.vllm.caches import Group, RegisteredCaches
+from kvxfer.vllm.caches import RegisteredCaches
+from kvxfer.vllm.division import Division
 from kvxfer.vllm.early_releases import EarlyReleases
+from kvxfer.vllm.groups import Group
 from kvxfer.vllm.outbox import Answers, Sender, tell
 from kvxfer.vllm.layer_writes import LayerWrites
 from kvxfer.vllm.log import limited, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.push import Offer, Push
-from kvxfer.vllm.reference import GroupBlocks, from_runs, workers_of
+from kvxfer.vllm.reference import GroupBlocks, division_of, from_runs, workers_of
 from kvxfer.vllm.settings import Settings
+from kvxfer.vllm.sources import targets_of
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Abandoned, Expected, Heard, Part, Write
 
-# With each piece: its group, and how many tokens of it.
-ARRIVAL = struct.Struct("<II")
+# With each piece: how many tokens of it.
+ARRIVAL = struct.Struct("<I")
 
 _MAX_OFFERS = 4096
 _MAX_ENDED = 4096
@@ -38,6 +41,9 @@ _OTHER_PROMPT = (
     "cache_salt, LoRA adapter or images differ"
 )
 _LET_GO_S = 1.0  # all requests wait meanwhile
+# A cancelled transfer ends within its agent's grace, unless a GPU hangs. Decode is not told that such a
+# piece has arrived, so it takes nothing of it.
+_CANCELLED_S = 60.0
 
 
 class Pushing:
@@ -49,7 +55,7 @@ class Pushing:
         agent: kvxfer.Agent,
         peers: Peers,
         answers: Answers,
-        groups: list[Group],
+        groups: Sequence[Group],
         settings: Settings,
         stats: Stats,
         early: EarlyReleases,
@@ -87,7 +93,9 @@ class Pushing:
     def peers(self) -> set[str]:
         """That it writes to, or may have to."""
         offers = [push.offer for push in self._pushes.values() if push.offer is not None]
-        return {name for each in [*offers, *self._unexpected.values()] for name in each.names}
+        return {
+            name for each in [*offers, *self._unexpected.values()] for name in each.names.values()
+        }
 
     # --- what the scheduler says ---
 
@@ -114,11 +122,13 @@ class Pushing:
             self._fail(write.lease, push, "the decode engine has not been heard of")
         if push.abandoned:
             return
+        assert self._caches is not None
         try:
-            for index, part in enumerate(push.offer.parts):
+            for number, cache in enumerate(self._caches.caches):
+                part = push.offer.parts[cache.group]
                 first, last = max(write.first, part.first), min(write.last, part.last)
                 if first < last:
-                    self._write_group(push, write, index, first, last)
+                    self._write_cache(push, write, number, first, last)
         except (kvxfer.Error, ValueError, TypeError, OverflowError) as error:
             self._fail(write.lease, push, str(error))
 
@@ -150,7 +160,7 @@ class Pushing:
             transfer.cancel()
         for transfer in transfers:
             with contextlib.suppress(kvxfer.Error):
-                transfer.wait()
+                transfer.wait(_CANCELLED_S)
 
     # --- what the model runner says ---
 
@@ -181,7 +191,7 @@ class Pushing:
                 offer.workers,
             ):
                 self._refuse(lease, offer, _IN_USE)
-                raise ValueError("ranks of one engine that offer unlike rooms")
+                raise ValueError("workers of one engine that offer unlike rooms")
             known.senders |= offer.senders
         elif push is not None:
             self._accept(lease, push, offer)
@@ -211,7 +221,7 @@ class Pushing:
             self._heard.renewed.add(lease)
         if push is not None and offer is not None:
             offer.until = max(offer.until, at + offer.seconds)
-        if offer is not None and peer in offer.names:
+        if offer is not None and peer in offer.names.values():
             tell(self._agent, peer, {"do": "alive", "lease": lease})
 
     def withdraw(self, sender: Sender, lease: str, answered: bool) -> None:
@@ -291,37 +301,46 @@ class Pushing:
 
     def _meet(self, offer: Offer) -> bool | None:
         """None: not yet; False: it cannot be met."""
-        if offer.names:
+        if offer.met:
             return True
+        targets = sorted(offer.targets)
         try:
-            offer.names = self._peers.meet(offer.workers, offer.begun) or []
+            names = self._peers.meet([offer.workers[each] for each in targets], offer.begun)
         except CannotMeet as error:
             limited.warning("unreachable", "cannot reach the decode engine: %s", shown(error))
             return False
-        return True if offer.names else None
+        if names is None:
+            return None
+        offer.names = dict(zip(targets, names, strict=True))
+        offer.met = True
+        return True
 
-    def _write_group(self, push: Push, write: Write, index: int, first: int, last: int) -> None:
-        offer = push.offer
+    def _write_cache(self, push: Push, write: Write, number: int, first: int, last: int) -> None:
+        offer, caches = push.offer, self._caches
         assert offer is not None
-        assert self._caches is not None
-        ours, theirs = write.groups[index], offer.parts[index].blocks
-        what = self._caches.between(index, ours, theirs, offer.block_tokens[index], first, last)
+        assert caches is not None
+        cache, shard = caches.caches[number], caches.shards[number]
+        targets = offer.division.to_write(number, caches.models[number], shard)
+        if not targets:
+            return
+        names = [offer.names[target] for target in targets]
+        ours, theirs = write.groups[cache.group], offer.parts[cache.group].blocks
+        tokens = offer.block_tokens[cache.group]
+        what = caches.between(number, ours, theirs, tokens, first, last)
         if what["local_first_token"] < 0:
             raise ValueError("a block that decode needs of a sliding window was freed")
         how = {
             "request": f"{write.lease}#{write.number}",
-            "notification": ARRIVAL.pack(index, last - first),
+            "notification": ARRIVAL.pack(last - first),
             "deadline": self._settings.timeout,
         }
         if not write.computing:
-            stream = self._caches.stream()
-            push.transfers.append(
-                self._agent.write_blocks(offer.names, **what, **how, stream=stream)
-            )
+            stream = caches.stream()
+            push.transfers.append(self._agent.write_blocks(names, **what, **how, stream=stream))
             return
-        blocks = self._agent.prepare_blocks(offer.names, **what)
-        for number, layer in enumerate(self._groups[index].layers):
-            of_layer = how | {"blocks": blocks, "first_layer": number}
+        blocks = self._agent.prepare_blocks(names, **what)
+        for layer_number, layer in enumerate(caches.own_layers(number), shard.first_layer):
+            of_layer = how | {"blocks": blocks, "first_layer": layer_number}
             self._layers.add(layer, write.lease, push, of_layer)
 
     def _look_at_transfers(self, lease: str, push: Push) -> None:
@@ -373,12 +392,29 @@ class Pushing:
             raise ValueError(f"an offer of {len(tokens)} groups, not {len(self._groups)}")
         parts = [_part(*each, size) for each, size in zip(message["parts"], tokens, strict=True)]
         workers = tuple(workers_of(message))
-        rank, seconds = _number(message["rank"]), float(message["seconds"])
-        if rank >= len(workers) or not 0 < seconds <= 86400:
-            raise ValueError(f"an offer of rank {rank} of {len(workers)}, for {seconds} s")
+        division = division_of(message, len(workers))
+        number, seconds = _number(message["rank"]), float(message["seconds"])
+        if number >= len(workers) or not 0 < seconds <= 86400:
+            raise ValueError(f"an offer of worker {number} of {len(workers)}, for {seconds} s")
         at = float(message["at"])
-        contents = str(message["contents"])
-        return Offer(contents, workers, parts, tokens, seconds, at, at + seconds, {rank: sender})
+        return Offer(
+            str(message["contents"]),
+            workers,
+            division,
+            self._targets(division),
+            parts,
+            tokens,
+            seconds,
+            at,
+            at + seconds,
+            {number: sender},
+        )
+
+    def _targets(self, division: Division) -> frozenset[int]:
+        assert self._caches is not None
+        if len(division.layers) != len(self._caches.caches):
+            raise ValueError(f"an offer of {len(division.layers)} KV caches")
+        return frozenset(targets_of(self._caches, division))
 
 
 def _part(block: Any, runs: Any, first: Any, last: Any, block_tokens: int) -> Part:

@@ -1,6 +1,6 @@
-"""Decode, push: destination is offered to the prefill engine, which writes into it. A request that fails does
-not wait for that engine; the scheduler keeps its blocks out of use until nothing of a peer can land in
-them any more."""
+"""Decode, push: room is offered to the prefill engine, which writes into it. A request that fails does not
+wait for that engine; the scheduler keeps its blocks out of use until nothing of a peer can land in them
+any more."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 from dataclasses import dataclass, field
 
 import kvxfer
-from kvxfer.vllm.caches import RegisteredCaches, cache_name
-from kvxfer.vllm.outbox import first_error, tell
+from kvxfer.vllm.caches import RegisteredCaches
+from kvxfer.vllm.outbox import Outbox, first_error, tell
 from kvxfer.vllm.log import limited, logger, shown
 from kvxfer.vllm.peers import CannotMeet, Peers
 from kvxfer.vllm.pushing import ARRIVAL
 from kvxfer.vllm.reference import to_runs
 from kvxfer.vllm.settings import Settings
+from kvxfer.vllm.sources import all_of, sources_of, told_by
 from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Offer
 
@@ -32,7 +33,7 @@ class _Destination:
     begun: float
     until: float
     names: list[str] = field(default_factory=list)  # of prefill's agents, once it was offered
-    missing: list[int] = field(default_factory=list)  # tokens, of each part
+    missing: dict[str, int] = field(default_factory=dict)  # tokens, of each cache
     messages: dict[str, list[kvxfer.Transfer]] = field(default_factory=dict)  # what was last, by agent
     settled: set[str] = field(default_factory=set)  # agents that write nothing more into it
     failed: str = ""
@@ -52,17 +53,17 @@ class Receiving:
         self,
         agent: kvxfer.Agent,
         peers: Peers,
+        outbox: Outbox,
         settings: Settings,
         stats: Stats,
-        rank: int,
         here: str,
     ) -> None:
         """``here``: where peers reach the agent."""
         self._agent = agent
         self._peers = peers
+        self._outbox = outbox
         self._settings = settings
         self._stats = stats
-        self._rank = rank
         self._here = here
         self._destinations: dict[str, _Destination] = {}  # by lease
         self._left: dict[str, _Destination] = {}
@@ -79,9 +80,18 @@ class Receiving:
             return
         now = time.monotonic()
         destination = _Destination(offer, now, now + self._settings.lease)
-        destination.missing = [part.last - part.first for part in offer.parts]
+        destination.missing = self._missing(offer)
         self._destinations[offer.lease] = destination
         self._go_on(destination)
+
+    def _missing(self, offer: Offer) -> dict[str, int]:
+        caches = self.caches
+        assert caches is not None
+        return {
+            cache.name: offer.parts[cache.group].last - offer.parts[cache.group].first
+            for cache, shard in zip(caches.caches, caches.shards, strict=True)
+            if shard.layers
+        }
 
     def peers(self) -> set[str]:
         """That may write into destinations."""
@@ -93,19 +103,24 @@ class Receiving:
             if destination.offer.request == request:
                 destination.given_up = True
 
+    def fail(self, request: str, why: str) -> None:
+        for destination in self._destinations.values():
+            if destination.offer.request == request and not destination.leaving:
+                destination.failed = why
+
     # --- what prefill says ---
 
     def arrived(self, name: str, cache: str, payload: bytes) -> None:
-        """A piece of a request, into one group; ValueError: not as a connector writes it."""
+        """A piece of a request, into one cache; KeyError, ValueError: not as a connector writes it."""
         destination = self._destinations.get(name.rpartition("#")[0])
         if destination is None:
             return
         if len(payload) != ARRIVAL.size:
             raise ValueError(f"{name}: {payload!r}")
-        group, tokens = ARRIVAL.unpack(payload)
-        if cache != cache_name(group) or not 0 < tokens <= destination.missing[group]:
+        (tokens,) = ARRIVAL.unpack(payload)
+        if not 0 < tokens <= destination.missing[cache]:
             raise ValueError(f"{name}: {payload!r} of {cache}")
-        destination.missing[group] -= tokens
+        destination.missing[cache] -= tokens
         destination.until = time.monotonic() + self._settings.lease
 
     def alive(self, lease: str) -> None:
@@ -119,7 +134,7 @@ class Receiving:
         if destination is None:
             return
         destination.settled.add(peer)
-        if not destination.leaving and any(destination.missing):
+        if not destination.leaving and any(destination.missing.values()):
             destination.failed = why
 
     def lost(self, name: str, why: str) -> None:
@@ -143,7 +158,7 @@ class Receiving:
         self._turned_away = set()
         for lease, destination in list(self._destinations.items()):
             self._go_on(destination)
-            if not destination.leaving and any(destination.missing):
+            if not destination.leaving and any(destination.missing.values()):
                 continue
             del self._destinations[lease]
             self._end(destination)
@@ -174,8 +189,11 @@ class Receiving:
             self._check_messages(destination)
             return
         try:
-            names = self._peers.meet(destination.offer.reference.workers, destination.begun)
-        except CannotMeet as error:
+            reference = destination.offer.reference
+            assert self.caches is not None
+            sources = sources_of(self.caches, reference.workers, reference.division)
+            names = self._peers.meet(all_of(sources), destination.begun)
+        except (CannotMeet, kvxfer.Error, ValueError) as error:
             destination.failed = str(error)
             return
         if names is not None:
@@ -184,12 +202,16 @@ class Receiving:
 
     def _offer(self, destination: _Destination) -> None:
         offer = destination.offer
+        caches = self.caches
+        assert caches is not None
         message = {
             "do": "offer",
             "lease": offer.lease,
             "contents": offer.contents,
             "from": self._here,
-            "rank": self._rank,
+            "rank": caches.number,
+            "tp": offer.division.tp,
+            "layers": [list(stages) for stages in offer.division.layers],
             "seconds": self._settings.lease,
             "workers": [[worker.address, worker.incarnation] for worker in offer.decode],
             "parts": [
@@ -198,10 +220,9 @@ class Receiving:
             ],
             "block_tokens": list(offer.block_tokens),
         }
-        assert self.caches is not None
         for name in destination.names:
             # Once told prefill may write, whatever is still computed here.
-            destination.messages[name] = tell(self._agent, name, message, self.caches.stream())
+            destination.messages[name] = tell(self._agent, name, message, caches.stream())
 
     def _check_messages(self, destination: _Destination) -> None:
         """An engine that is gone gives no answer."""
@@ -235,6 +256,12 @@ class Receiving:
         destination.left = time.monotonic()
         destination.messages.clear()
         destination.questions = dict.fromkeys(destination.names, _NOT_ASKED)
+        if not destination.names:  # it was never offered: prefill is told as soon as it is met
+            reference = destination.offer.reference
+            assert self.caches is not None
+            workers = told_by(self.caches, reference.workers, reference.division)
+            message = {"do": "return", "lease": destination.offer.lease}
+            self._outbox.send(workers, message, destination.begun)
         if not self._is_quiet(destination):
             self._left[destination.offer.lease] = destination
             self._count_unsettled(destination, 1)
@@ -286,6 +313,4 @@ class Receiving:
 
 def _is_gone(error: Exception) -> bool:
     """Not merely out of reach: its process has ended, or another life is where it was."""
-    if isinstance(error, kvxfer.FailedPrecondition):
-        return "restarted" in str(error)
-    return isinstance(error, kvxfer.PeerLost) and "is gone" in str(error)
+    return isinstance(error, kvxfer.Error) and error.reason in ("peer_restarted", "peer_gone")

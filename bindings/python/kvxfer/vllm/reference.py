@@ -10,23 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
 
+from kvxfer.vllm.division import Division
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-VERSION = 2
+VERSION = 3
 KEY = "kvxfer"  # in kv_transfer_params
 MODES = ("pull", "push")
 RELEASE = "release"
 """In place of a mode, of a reference that a proxy sends back: nobody will use it."""
 
 _MAX_WORKERS = 1024
+_MAX_CACHES = 64
+_MAX_LAYERS = 1 << 16
+_MAX_FACTORS = 64
 _MAX_TOKENS = 1 << 24
 _MAX_GROUPS = 64
 _MAX_NAME = 120
@@ -64,9 +69,11 @@ class Reference:
     """The name of this attempt, and of the lease on its blocks."""
     tokens: int
     """Of the prompt, that are computed; 0 in a push that was begun before."""
-    fingerprint: str
+    fingerprint: Mapping[str, str]
+    """Hashes of all that the bytes depend on, by factor."""
     workers: tuple[Worker, ...]
-    """By tensor-parallel rank."""
+    """As ``division`` numbers them."""
+    division: Division
     groups: tuple[GroupBlocks, ...] = ()
     block_tokens: tuple[int, ...] = ()
     """Tokens of a block, of each group."""
@@ -80,8 +87,10 @@ class Reference:
             "engine": self.engine,
             "transfer": self.transfer,
             "tokens": self.tokens,
-            "fingerprint": self.fingerprint,
+            "fingerprint": dict(self.fingerprint),
             "workers": [[worker.address, worker.incarnation] for worker in self.workers],
+            "tp": self.division.tp,
+            "layers": [list(stages) for stages in self.division.layers],
             "lease": self.lease,
         }
         if self.groups:
@@ -108,13 +117,15 @@ class Reference:
         if tokens > max_tokens:
             raise BadReference(f"the reference has {tokens} tokens, the prompt {max_tokens}")
         block_tokens = _integers(params.get("block_tokens", []), "block_tokens")
+        workers = tuple(workers_of(params))
         return Reference(
             mode=mode,
             engine=_text(params, "engine"),
             transfer=_text(params, "transfer"),
             tokens=tokens,
-            fingerprint=_text(params, "fingerprint"),
-            workers=tuple(workers_of(params)),
+            fingerprint=fingerprint_of(params),
+            workers=workers,
+            division=division_of(params, len(workers)),
             groups=tuple(_groups(params, block_tokens, tokens)),
             block_tokens=tuple(block_tokens),
             lease=_seconds(params.get("lease", 30.0)),
@@ -173,6 +184,8 @@ def prompt_hash(request: Request, tokens: int) -> str:
     """Of all that the KV of the first ``tokens`` tokens depends on, but for the model."""
     digest = hashlib.sha256()
     ids = request.prompt_token_ids
+    if ids is not None and tokens > len(ids):  # of the answer, too
+        ids = request.all_token_ids
     if ids is not None:
         digest.update(np.asarray(ids[:tokens], dtype="<i8").tobytes())
     embeddings = getattr(request, "prompt_embeds", None)
@@ -248,6 +261,33 @@ def workers_of(params: dict[str, Any]) -> list[Worker]:
     if not isinstance(found, list) or not 0 < len(found) <= _MAX_WORKERS:
         raise BadReference(f"workers is not a list of 1 to {_MAX_WORKERS}")
     return [_worker(entry) for entry in found]
+
+
+def division_of(params: dict[str, Any], workers: int) -> Division:
+    """Of so many workers. BadReference: not as to_params makes it."""
+    tp = _integer(params, "tp", _MAX_WORKERS + 1)
+    layers = params.get("layers")
+    if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_CACHES:
+        raise BadReference(f"layers is not a list of 1 to {_MAX_CACHES} caches")
+    caches = tuple(tuple(_integers(stages, "layers", _MAX_LAYERS)) for stages in layers)
+    if any(len(stages) != len(caches[0]) or not any(stages) for stages in caches):
+        raise BadReference("layers does not say of each cache how many each stage has")
+    division = Division(tp, caches)
+    if division.workers != workers:
+        raise BadReference(
+            f"{workers} workers are not {tp} for each of {division.stages} pipeline stages"
+        )
+    return division
+
+
+def fingerprint_of(params: dict[str, Any]) -> dict[str, str]:
+    """BadReference: not as to_params makes it."""
+    hashes = params.get("fingerprint")
+    if not isinstance(hashes, dict) or len(hashes) > _MAX_FACTORS:
+        raise BadReference(f"fingerprint is no object of up to {_MAX_FACTORS} factors")
+    if not all(is_name(name) and is_name(value) for name, value in hashes.items()):
+        raise BadReference("fingerprint has what is no hash of a factor")
+    return dict(hashes)
 
 
 def _worker(entry: Any) -> Worker:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvxfer.vllm.blocks import BlockTable
+from kvxfer.vllm.cache_reset import before_reset
 from kvxfer.vllm.decode_requests import DecodeRequests
-from kvxfer.vllm.prefill_requests import PrefillRequests
+from kvxfer.vllm.log import logger
+from kvxfer.vllm.prefill_requests import PrefillRequests, Purpose
 from kvxfer.vllm.step import Heard, Step, WorkerAddress
 from kvxfer.vllm.wishes import Wishes
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from kvxfer.vllm.caches import Group
+    from kvxfer.vllm.groups import Group
     from kvxfer.vllm.fingerprint import Fingerprint
     from kvxfer.vllm.settings import Settings
 
@@ -29,23 +31,26 @@ class SchedulerSide:
         self,
         settings: Settings,
         engine: str,
-        groups: list[Group],
+        groups: Sequence[Group],
         group_ids: Sequence[int],
         fingerprint: Fingerprint,
-        ranks: int,
+        workers: int,
         fails: bool,
         loads: bool,
         why_no_push: str,
+        lookahead: int = 0,
     ) -> None:
         """``fails``: a request that cannot be loaded is to fail, not to be computed here. ``loads``,
-        ``why_no_push``: as of Wishes."""
-        self._ranks = ranks
+        ``why_no_push``: as of Wishes. ``lookahead``: as of BlockTable."""
+        self._workers = workers
         self._unsent = 0  # messages in the outboxes of all workers
-        self._wishes = Wishes(why_no_push, loads)
-        self._table = BlockTable(groups, group_ids)
+        self._fingerprint = fingerprint
+        self._wishes = Wishes(why_no_push, loads, settings.bidirectional)
+        self._keeps_answers = settings.bidirectional
+        self._table = BlockTable(groups, group_ids, lookahead)
         self._decode = DecodeRequests(settings, self._table, fingerprint, fails)
         self._prefill = PrefillRequests(
-            settings, engine, self._table, fingerprint, ranks, can_push=not why_no_push
+            settings, engine, self._table, fingerprint, can_push=not why_no_push
         )
         self._begin_step()
 
@@ -54,21 +59,34 @@ class SchedulerSide:
 
     def use_cache_manager(self, manager: KVCacheManager) -> None:
         self._prefill.cache_manager = manager
+        before_reset(manager, self._before_reset)
+
+    def _before_reset(self) -> None:
+        """vLLM is about to forget what its blocks hold, perhaps because the weights have changed: nobody
+        is to get any of it from now on."""
+        self._prefill.let_go_of_all()
+        self._decode.fail_all("its engine's caches were reset while it was loaded")
 
     def use_block_pool(self, pool: BlockPool) -> None:
         self._decode.block_pool = pool
 
     def use_workers(self, addresses: Mapping[tuple[int, int], Any]) -> None:
         ordered = [addresses[key] for key in sorted(addresses)]
-        if len(ordered) != self._ranks or not all(isinstance(a, WorkerAddress) for a in ordered):
+        if len(ordered) != self._workers or not all(isinstance(a, WorkerAddress) for a in ordered):
             found = ", ".join(sorted({type(each).__name__ for each in ordered}))
             raise ValueError(
-                f"KvxferConnector: its {self._ranks} workers gave {len(ordered)} addresses ({found}); "
+                f"KvxferConnector: its {self._workers} workers gave {len(ordered)} addresses ({found}); "
                 "in a MultiConnector it has to be the first that gives any"
             )
+        first = ordered[0]
+        self._fingerprint.add(first.factors)
+        for name, value in self._fingerprint.described.items():
+            logger.info("kvxfer: %s %s: %s", name, self._fingerprint.hashes[name], value)
+        self._table.kernel_block_tokens = first.kernel_block_tokens
         workers = tuple(address.worker for address in ordered)
-        self._decode.workers = self._prefill.workers = workers
-        self._table.kernel_block_tokens = ordered[0].kernel_block_tokens
+        for half in (self._decode, self._prefill):
+            half.workers = workers
+            half.division = first.division
 
     # --- a request ---
 
@@ -94,18 +112,22 @@ class SchedulerSide:
     ) -> tuple[bool, dict[str, Any] | None]:
         params = request.kv_transfer_params or {}
         loading = self._decode.finished(request)
-        hands_on = bool(params.get("do_remote_decode")) and not loading
-        if hands_on or self._prefill.is_pushed(request):
-            return self._prefill.finished(request, block_ids)
-        return False, None
+        if loading:
+            purpose = Purpose.NONE
+        elif params.get("do_remote_decode"):
+            purpose = Purpose.DECODE
+        else:
+            purpose = Purpose.NEXT_TURN if self._keeps_answers else Purpose.NONE
+        return self._prefill.finished(request, block_ids, purpose)
 
     # --- each step ---
 
     def build(self, output: SchedulerOutput) -> Step:
+        step = self._step
+        step.preempted += sorted(output.preempted_req_ids or ())
+        self._prefill.hold_on(output)
         self._prefill.push_on(output)
         self._decode.want()
-        step = self._step
-        step.preempted = sorted(output.preempted_req_ids or ())
         self._begin_step()
         return step
 
@@ -115,6 +137,7 @@ class SchedulerSide:
         if heard is not None:
             self._unsent += heard.unsent
             self._prefill.hear(heard)
+        self._prefill.hear_ended(output.finished_sending or ())
         self._decode.hear(heard, output)
 
     def has_work(self) -> bool:
@@ -122,4 +145,12 @@ class SchedulerSide:
         step = self._step
         if self._prefill.is_pushing() or self._decode.keeps_blocks() or self._unsent > 0:
             return True
-        return bool(step.held or step.writes or step.abandoned or step.returned)
+        return bool(
+            step.held
+            or step.dropped
+            or step.revoked
+            or step.writes
+            or step.abandoned
+            or step.returned
+            or step.failed
+        )

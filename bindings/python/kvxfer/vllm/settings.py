@@ -45,6 +45,9 @@ class Settings:
     """For the transfer of one request."""
     handshake_timeout: float = 5.0
     """For finding out about an engine that is met for the first time."""
+    bidirectional: bool = False
+    """Decode keeps the blocks of a request that has ended, answer included, for the next turn of the
+    conversation; prefill reads them."""
     retries: int = 2
     """Of a read that a connection failed, within ``timeout``. A push is not repeated."""
     drain: float = 5.0
@@ -116,6 +119,8 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
             return float(value)
         case "int" if type(value) is int:
             return value
+        case "bool" if isinstance(value, bool):
+            return value
         case "tuple[str, ...]" if isinstance(value, list | tuple) and all(
             isinstance(each, str) for each in value
         ):
@@ -132,6 +137,7 @@ def _named(kind: str) -> str:
         "str": "text",
         "float": "number",
         "int": "integer",
+        "bool": "true or false",
     }[kind]
 
 

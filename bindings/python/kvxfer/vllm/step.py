@@ -4,6 +4,7 @@ what it hears from them."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -11,16 +12,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from kvxfer.vllm.division import Division
 from kvxfer.vllm.reference import GroupBlocks, Reference, Worker
 
 
 @dataclass
 class WorkerAddress(KVConnectorHandshakeMetadata):
-    """Of one worker, for the references that its scheduler makes."""
+    """Of one worker, for the references that its scheduler makes; all but ``worker`` is the same for
+    each."""
 
     worker: Worker
     kernel_block_tokens: list[int]
     """Of each group. Block ids between engines are of kernels' blocks."""
+    division: Division
+    factors: dict[str, Any]
+    """Of the fingerprint, those that only workers know."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Offer:
     parts: tuple[Part, ...]
     decode: tuple[Worker, ...]
     """All workers of this engine, into which prefill writes."""
+    division: Division
+    """Of this engine."""
     block_tokens: tuple[int, ...]
     """Of this engine's groups."""
 
@@ -65,16 +73,27 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """Decode: a request that was aborted while it loaded. ``keeps_lease``: another one reads the blocks."""
+
+    request: str
+    keeps_lease: bool = False
+
+
+@dataclass(frozen=True)
 class Returned:
     """Decode: of this lease nothing (more) is read here, or is to be written."""
 
     lease: str
     workers: tuple[Worker, ...]
+    division: Division | None
+    """Of the engine that has it; None: not known."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Prefill, pull: blocks that decode may read, if it has the same ``contents``."""
+    """Prefill, pull: blocks that decode may read, if it has the same ``contents``. They are computed when
+    the step is."""
 
     request: str
     lease: str
@@ -123,13 +142,18 @@ class Step(KVConnectorMetadata):
     offers: list[Offer] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """Requests whose load fails at once, and why."""
-    given_up: list[str] = field(default_factory=list)
-    """Requests that were aborted while they loaded."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Requests whose load is under way and must fail, and why."""
+    given_up: list[GivenUp] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)
     wanted: list[Reference] = field(default_factory=list)
     """Leases that are to be renewed."""
     # Prefill.
     held: list[Held] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    """Leases whose names nobody has heard, and nobody will."""
+    revoked: list[str] = field(default_factory=list)
+    """Leases whose blocks are used for others from this step on, whoever reads them."""
     expected: list[Expected] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     abandoned: list[Abandoned] = field(default_factory=list)

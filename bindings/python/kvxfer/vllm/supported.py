@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 # Methods that draft without KV of their own: blocks hold the same with them and without.
-_DRAFT_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
+DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
+# Methods whose KV lies in layers like those of the model, and is moved with them.
+DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp", "draft_model")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,24 @@ def why_no_push(config: VllmConfig) -> str:
     return ""
 
 
+def drafts_with_kv(config: VllmConfig) -> bool:
+    speculative = config.speculative_config
+    return speculative is not None and speculative.method in DRAFTS_WITH_KV
+
+
+def fences_blocks(config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
+    """Whether vLLM gives a block to a load only when nothing writes into it any more: its scheduler keeps
+    the blocks of a consumer back until the steps that were under way have ended. A draft is computed
+    after its step has, and blocks that are zeroed first are so in the stream."""
+    transfer = config.kv_transfer_config
+    return (
+        transfer is not None
+        and transfer.is_kv_consumer
+        and not drafts_with_kv(config)
+        and not kv_cache_config.needs_kv_cache_zeroing
+    )
+
+
 def _option(config: VllmConfig, path: str, default: Any) -> Any:
     """Some are not there in every version of vLLM."""
     value: Any = reduce(lambda each, name: getattr(each, name, None), path.split("."), config)
@@ -66,9 +87,11 @@ def _other_than(path: str, *defaults: Any) -> Callable[[VllmConfig], bool]:
     return lambda config: _option(config, path, defaults[0]) not in defaults
 
 
-def _drafts_with_kv(config: VllmConfig) -> bool:
+def _drafts_otherwise(config: VllmConfig) -> bool:
     speculative = config.speculative_config
-    return speculative is not None and speculative.method not in _DRAFT_WITHOUT_KV
+    return speculative is not None and speculative.method not in (
+        DRAFTS_WITHOUT_KV + DRAFTS_WITH_KV
+    )
 
 
 def _buffers_elsewhere(config: VllmConfig) -> bool:
@@ -77,15 +100,9 @@ def _buffers_elsewhere(config: VllmConfig) -> bool:
 
 
 _NOT_MOVED = "leave it at its default, or use another connector"
-_STALE = "peers would read KV of earlier weights; " + _NOT_MOVED
 _REBUILT = "the KV caches that peers know would go while they read them; " + _NOT_MOVED
 
 _REFUSALS = (
-    _Refusal(
-        "pipeline_parallel_size",
-        _above_one("parallel_config.pipeline_parallel_size"),
-        _NOT_MOVED,
-    ),
     _Refusal(
         "prefill_context_parallel_size",
         _above_one("parallel_config.prefill_context_parallel_size"),
@@ -104,12 +121,10 @@ _REFUSALS = (
     ),
     _Refusal(
         "speculative_config",
-        _drafts_with_kv,
-        "the KV of a draft model is not moved; methods without one are supported "
-        f"({', '.join(_DRAFT_WITHOUT_KV)})",
+        _drafts_otherwise,
+        f"it moves the KV of {', '.join(DRAFTS_WITH_KV)}, and {', '.join(DRAFTS_WITHOUT_KV)} have none",
     ),
     _Refusal("enable_sleep_mode", _on("model_config.enable_sleep_mode"), _REBUILT),
-    _Refusal("weight_transfer_config", _given("weight_transfer_config"), _STALE),
     _Refusal(
         "calculate_kv_scales",
         _on("cache_config.calculate_kv_scales"),

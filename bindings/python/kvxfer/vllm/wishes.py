@@ -37,18 +37,19 @@ class Asked:
 
 class Wishes:
     """``why_no_push``: empty, or why this engine cannot write to decode. ``loads``: whether its
-    kv_role has it load."""
+    kv_role has it load. ``bidirectional``: whether it loads earlier turns of what it prefills."""
 
-    def __init__(self, why_no_push: str, loads: bool) -> None:
+    def __init__(self, why_no_push: str, loads: bool, bidirectional: bool = False) -> None:
         self._why_no_push = why_no_push
         self._loads = loads
+        self._bidirectional = bidirectional
         self._said: set[str] = set()
 
     def read(self, request: str, params: Mapping[str, Any]) -> Asked:
         self._name_what_is_for_others(params)
         prefill, load = bool(params.get("do_remote_decode")), bool(params.get("do_remote_prefill"))
         if prefill:
-            for complaint in self._about_prefill(params):
+            for complaint in [] if load else self._about_prefill(params):
                 logger.warning("kvxfer: request %s: %s", request, complaint)
         if not prefill and not load:
             for key in (KEY, "remote_block_ids"):
@@ -62,10 +63,11 @@ class Wishes:
         return Asked(prefill, load, self._why_no_load(prefill, params) if load else "")
 
     def _why_no_load(self, prefill: bool, params: Mapping[str, Any]) -> str:
-        if prefill:
+        if prefill and not self._bidirectional:
             return (
-                "kv_transfer_params asks for do_remote_prefill and do_remote_decode at once; an "
-                "engine does not hand on what it loads: ask for one of them"
+                "kv_transfer_params asks for do_remote_prefill and do_remote_decode at once, and this "
+                'engine does not load earlier turns: set "bidirectional" in kv_connector_extra_config, '
+                "here and in decode, or ask for one of them"
             )
         if not self._loads:
             return (

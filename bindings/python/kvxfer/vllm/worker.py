@@ -7,27 +7,32 @@ import queue
 import secrets
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 import kvxfer
 from kvxfer.vllm import messages
 from kvxfer.vllm.addresses import OwnAddress, with_port
-from kvxfer.vllm.caches import Group, RegisteredCaches
+from kvxfer.vllm.caches import RegisteredCaches
 from kvxfer.vllm.early_releases import EarlyReleases
 from kvxfer.vllm.outbox import Answers, Outbox, Sender
 from kvxfer.vllm.fetching import Fetching
+from kvxfer.vllm.fingerprint import layout_factors
+from kvxfer.vllm.groups import Group
 from kvxfer.vllm.holding import Holding
+from kvxfer.vllm.kinds import Kind
 from kvxfer.vllm.log import limited, logger, shown
 from kvxfer.vllm.peers import Peers
+from kvxfer.vllm.place import Place
 from kvxfer.vllm.pushing import Pushing
 from kvxfer.vllm.receiving import Receiving
 from kvxfer.vllm.reference import Worker, is_address, is_name
 from kvxfer.vllm.settings import Settings
+from kvxfer.vllm.sources import told_by
 from kvxfer.vllm.stats import Stats
-from kvxfer.vllm.step import Heard, Step, WorkerAddress
+from kvxfer.vllm.step import Heard, Held, Step, WorkerAddress
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 # What of a message that is not as a connector makes it comes out of reading it. A text may have halves of
 # surrogates, which is a ValueError where it is to be UTF-8.
 _NONSENSE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, AttributeError)
+_IN_USE = "address_in_use"
 _PAUSE_S = 0.1  # of the listener, after an error that is not a peer's
 
 
@@ -44,20 +50,26 @@ class WorkerSide:
         settings: Settings,
         engine: str,
         address: OwnAddress,
-        groups: list[Group],
+        groups: Sequence[Group],
+        find_kinds: Callable[[Mapping[str, torch.Tensor]], Sequence[Mapping[str, Kind]]],
         fingerprint: int,
-        ranks: int,
+        place: Place,
         why_no_push: str = "",
+        drafts: bool = False,
+        fenced: bool = False,
     ) -> None:
-        """``why_no_push``: empty, or why this engine cannot write to decode."""
+        """``find_kinds``: of this worker's tensors, by group and layer. ``why_no_push``: empty, or why this
+        engine cannot write to decode. ``drafts``: it has a draft model with KV. ``fenced``: as of
+        Fetching."""
         self.stats = Stats()
         self._settings = settings
         self._groups = groups
-        self._rank = get_tensor_model_parallel_rank()
-        self._ranks = ranks
+        self._find_kinds = find_kinds
+        self._place = place
         self._fingerprint = fingerprint
+        self._drafts = drafts
         # Of this life alone: two engines may have been given one id.
-        name = f"{engine}:{self._rank}:{secrets.token_hex(4)}"
+        name = f"{engine}:{place.worker}:{secrets.token_hex(4)}"
         self._agent = _make_agent(settings, name, address.listen)
         here = self._here = address.of(self._agent.listen_address)
         self._caches: RegisteredCaches | None = None
@@ -65,23 +77,32 @@ class WorkerSide:
             self._agent, settings.handshake_timeout, self.stats, self._busy_peers
         )
         self._outbox = Outbox(self._agent, peers, self._hear_itself)
-        self._fetching = Fetching(self._agent, peers, self._outbox, settings, self.stats)
+        self._fetching = Fetching(self._agent, peers, self._outbox, settings, self.stats, fenced)
         self._early = EarlyReleases()
         self._holding = Holding(self._agent, settings.lease, self.stats, self._early)
-        self._receiving = Receiving(self._agent, peers, settings, self.stats, self._rank, here)
+        self._receiving = Receiving(
+            self._agent, peers, self._outbox, settings, self.stats, here
+        )
         answers = Answers(self._agent, settings.handshake_timeout)
         self._pushing = Pushing(
             self._agent, peers, answers, groups, settings, self.stats, self._early, why_no_push
         )
         self._refused: set[str] = set()
+        self._to_hold: list[Held] = []
         self._inbox: queue.SimpleQueue[tuple[Sender, dict[str, Any]]] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name="kvxfer-listener", daemon=True)
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         self._caches = RegisteredCaches(
-            self._agent, self._groups, tensors, self._rank, self._ranks, self._fingerprint
+            self._agent,
+            self._groups,
+            self._find_kinds(tensors),
+            tensors,
+            self._place,
+            self._fingerprint,
+            self._drafts,
         )
-        for part in (self._fetching, self._receiving, self._pushing):
+        for part in (self._fetching, self._receiving, self._pushing, self._holding):
             part.caches = self._caches
         self._listener.start()
 
@@ -91,6 +112,8 @@ class WorkerSide:
         return WorkerAddress(
             Worker(self._here, self._agent.incarnation),
             self._caches.kernel_block_tokens,
+            self._caches.division,
+            layout_factors(self._caches.caches, self._groups, self._place.tp),
         )
 
     # --- each step ---
@@ -99,8 +122,11 @@ class WorkerSide:
         """What is to go layer by layer has to be posted before the layers are computed; but not where
         decode has just said that it wants it no more."""
         self._pushing.begin_step()
-        for held in step.held:
-            self._holding.hold(held)  # decode may ask for it already
+        for lease in step.revoked:
+            self._holding.revoke(lease)
+        for lease in step.dropped:
+            self._holding.drop(lease)
+        self._to_hold = step.held
         if step.writes:
             self._take_messages()
         for write in step.writes:
@@ -116,6 +142,13 @@ class WorkerSide:
     def all_is_computed(self, broken: str = "") -> None:
         """``broken``: empty, or why some layers may not be computed."""
         self._pushing.all_is_computed(broken)
+        held, self._to_hold = self._to_hold, []
+        if broken or not held:
+            return
+        assert self._caches is not None
+        self._caches.finish_drafts()
+        for each in held:
+            self._holding.hold(each)
 
     def start(self, step: Step) -> None:
         for expected in step.expected:
@@ -126,13 +159,20 @@ class WorkerSide:
             self._fetching.begin(fetch)
         for offer in step.offers:
             self._receiving.begin(offer)
-        for request in step.given_up:
-            self._fetching.give_up(request)
-            self._receiving.give_up(request)
+        for given_up in step.given_up:
+            self._fetching.give_up(given_up.request, given_up.keeps_lease)
+            self._receiving.give_up(given_up.request)
+        for request, why in step.failed.items():
+            self._fetching.fail(request, why)
+            self._receiving.fail(request, why)
+        caches = self._caches
+        assert caches is not None
         for returned in step.returned:
-            self._outbox.send(returned.workers, {"do": "return", "lease": returned.lease})
+            workers = told_by(caches, returned.workers, returned.division)
+            self._outbox.send(workers, {"do": "return", "lease": returned.lease})
         for reference in step.wanted:
-            self._outbox.send(reference.workers, {"do": "renew", "lease": reference.transfer})
+            workers = told_by(caches, reference.workers, reference.division)
+            self._outbox.send(workers, {"do": "renew", "lease": reference.transfer})
         for request, why in step.refused.items():
             logger.error("kvxfer: request %s fails: %s", request, why)
             self.stats.count("refused_references")
@@ -319,11 +359,12 @@ def _make_agent(settings: Settings, name: str, host: str) -> kvxfer.Agent:
             return kvxfer.Agent(name, listen=with_port(host, port), serve_metadata=True, **options)
         except kvxfer.Error as error:
             last = error
-            if "in use" not in str(error):
+            if error.reason != _IN_USE:
                 break
+    taken = isinstance(last, kvxfer.Error) and last.reason == _IN_USE
     remedy = (
         'every port of "port_range" is taken'
-        if settings.port_range and last is not None and "in use" in str(last)
+        if settings.port_range and taken
         else f"listening at {host}"
     )
     raise ValueError(f"KvxferConnector: {remedy}: {last}") from last
