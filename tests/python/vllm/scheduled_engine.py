@@ -200,7 +200,7 @@ _OF_REQUESTS = (
 
 
 def run(
-    engines: Iterable[Engine], until: Callable[[], bool] | None = None, seconds: float = 10.0
+    engines: Iterable[Engine], until: Callable[[], bool] | None = None, seconds: float = 3.0
 ) -> None:
     """Steps them in turn, until they have nothing to do or ``until`` holds."""
     engines = list(engines)

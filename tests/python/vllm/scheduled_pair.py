@@ -60,17 +60,22 @@ class Pair:
         return self._known
 
     def expire(self) -> None:
-        """What prefill has computed and nobody has read."""
-        for _ in range(3):  # until its workers have heard of all of it
-            self.prefill.step()
-        for worker in self.prefill.workers:
-            worker.expire()
+        """What was computed for others and nobody has read."""
+        for engine in self.engines:
+            for _ in range(3):  # until its workers have heard of all of it
+                engine.step()
+            for worker in engine.workers:
+                worker.expire()
 
     def run(self, until: Callable[[], Any] | None = None) -> None:
         run(self.engines, until)
 
     def run_until_decode_is(self, status: str, name: str) -> None:
         self.run(lambda: self.decode.status(name) == status)
+
+    def run_until_answered(self, *names: str) -> None:
+        answers = self.decode.answers
+        self.run(lambda: all(name in answers and answers[name].reason for name in names))
 
     # --- what holds ---
 

@@ -39,12 +39,12 @@ def beside(reference: dict[str, Any], transfer: str) -> dict[str, Any]:
     }
 
 
-def transfer_of(reference: dict[str, Any]) -> str:
-    return str(reference[KEY]["transfer"])
-
-
 def altered(reference: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return reference | {KEY: reference[KEY] | fields}
+
+
+def without(reference: dict[str, Any], field_name: str) -> dict[str, Any]:
+    return reference | {KEY: {k: v for k, v in reference[KEY].items() if k != field_name}}
 
 
 def leftovers(connector: Any) -> dict[str, Any]:
@@ -265,7 +265,8 @@ class FakeWorker:
     def offered(self, offer: Offer, decode: "FakeWorker") -> None:
         if offer.lease in self.pushes:
             self._accept(offer.lease, offer, decode)
-        elif offer.lease in self._over:
+        elif offer.lease in self._over or offer.lease in self.leases:
+            self.give_back(offer.lease)
             decode.is_refused(offer.request)
         else:
             self._offers[offer.lease] = (offer, decode)
