@@ -55,6 +55,8 @@ class PagedModel:
         self._tokens: dict[str, list[int]] = {}
         self._contents: dict[str, list[int]] = {}
         self.computed = 0  # tokens, in all
+        self.from_a_store: dict[str, int] = {}
+        """By request, how many tokens another connector loads when it is first computed."""
 
     def forward(self, scheduler: Any, counts: dict[str, int]) -> dict[str, list[int]]:
         """What ``schedule`` has just said; the tokens that are sampled."""
@@ -64,7 +66,9 @@ class PagedModel:
             ids = scheduler.kv_cache_manager.get_block_ids(name)
             last = request.num_computed_tokens
             contents = self._contents_to(request, last)
+            stored = self.from_a_store.pop(name, 0)
             for group in range(len(ids)):
+                self._compute(group, ids[group], contents, 0, stored)
                 self._look_back(name, group, ids[group], contents, last - count)
                 self._compute(group, ids[group], contents, last - count, last)
             self.computed += count

@@ -1,6 +1,7 @@
 """Engines of vLLM without their workers and models: its own schedulers, driven as its engine core drives
 them, with the model runner's outputs made by paged_model and scheduling."""
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from unittest import mock
 import torch
 from kvxfer.vllm import register
 from paged_model import PagedModel
-from scheduling import FakeWorker, Network, leftovers
+from scheduling import FakeWorker, Network, as_told, leftovers, our_part, own_step
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.sampling_params import SamplingParams
@@ -73,6 +74,7 @@ class Engine:
         assert self._depth == (2 if kind is AsyncScheduler else 1)
         self.name = name
         self.answers: dict[str, Answer] = {}
+        self.preemptions = 0
         self._queue: deque[tuple[Any, ModelRunnerOutput]] = deque()
         sizes = [BLOCK] * len(windows)
         self.model = PagedModel(sizes, windows, shape.ranks)
@@ -83,6 +85,7 @@ class Engine:
         ]
         connector = self.scheduler.connector
         assert connector is not None
+        self._part = our_part(connector)
         addresses: Any = {(0, rank): each.address for rank, each in enumerate(self.workers)}
         connector.set_xfer_handshake_metadata_pp_aware(addresses)
         self._aggregator = KVOutputAggregator.from_connector(connector, shape.ranks)
@@ -110,6 +113,11 @@ class Engine:
         for request in self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED):
             self.answers.setdefault(request.request_id, Answer()).reason = "abort"
 
+    def preempt_all(self) -> None:
+        """vLLM complains afterwards where blocks are in use for other engines, or by a step under way."""
+        with contextlib.suppress(RuntimeError):
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
     def status(self, name: str) -> str:
         return str(self.scheduler.requests[name].status.name)
 
@@ -122,6 +130,7 @@ class Engine:
         """As EngineCore.step and step_with_batch_queue."""
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
+            self.preemptions += len(output.preempted_req_ids or ())
             self._queue.append((output, self._execute(output)))
             computes = output.total_num_scheduled_tokens > 0
             if len(self._queue) < self._depth and (computes or self.scheduler.has_requests()):
@@ -130,9 +139,9 @@ class Engine:
             self._take(self.scheduler.update_from_output(*self._queue.popleft()))
 
     def _execute(self, output: Any) -> ModelRunnerOutput:
-        step = output.kv_connector_metadata
+        step = own_step(output.kv_connector_metadata, self._part)
         for worker in self.workers:
-            worker.before_forward(self._own(step))
+            worker.before_forward(step)
         sampled = self.model.forward(self.scheduler, output.num_scheduled_tokens)
         self.model.forget(output.finished_req_ids)
         names = list(sampled)
@@ -140,18 +149,11 @@ class Engine:
         for worker in self.workers:
             indices = {name: index for index, name in enumerate(names)}
             made = ModelRunnerOutput(names, indices, list(sampled.values()))
-            made.kv_connector_output = self._wrapped(worker.after_forward(self._own(step)))
+            made.kv_connector_output = as_told(worker.after_forward(step), self._part)
             outputs.append(made)
         found = self._aggregator.aggregate(outputs)
         assert found is not None
         return found
-
-    def _own(self, step: Any) -> Any:
-        """The part of a step that is KvxferConnector's."""
-        return step
-
-    def _wrapped(self, output: Any) -> Any:
-        return output
 
     def _take(self, outputs: dict[int, Any]) -> None:
         for output in outputs.get(0, SimpleNamespace(outputs=[])).outputs:
@@ -180,7 +182,7 @@ class Engine:
             if name in _OF_REQUESTS and len(value) > 0
         }
         assert kept == {}
-        assert self._leftovers() == {}
+        assert leftovers(scheduler.connector) == {}
         assert all(worker.is_idle() for worker in self.workers)
         pool = scheduler.kv_cache_manager.block_pool
         assert [each for each in pool.blocks if each.ref_cnt and not each.is_null] == []
@@ -188,9 +190,6 @@ class Engine:
         for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
             assert not manager.req_to_blocks
         assert scheduler.reset_prefix_cache()
-
-    def _leftovers(self) -> dict[str, Any]:
-        return leftovers(self.scheduler.connector)
 
 
 _OF_REQUESTS = (

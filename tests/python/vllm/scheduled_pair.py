@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from paged_model import continued
 from scheduled_engine import SCHEDULERS, Engine, Shape, run
-from scheduling import Network, beside, wish
+from scheduling import Clock, Network, beside, wish
 
 Params = dict[str, Any]
 TOKENS = 4
@@ -104,6 +104,15 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[MakePair]:
         return Pair(request.param, Shape(**(both | (prefill or {}))), Shape(**(both | (decode or {}))))
 
     yield make
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stands still unless it is set."""
+    clock = Clock()
+    for module in Clock.modules():
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 def prompt_of(tokens: int, seed: int = 0) -> list[int]:

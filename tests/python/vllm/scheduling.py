@@ -3,6 +3,7 @@ them, copy between the memories of a paged_model, and say what workers say. All 
 the connector's own types is here."""
 
 import random
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,11 +13,17 @@ from typing import Any
 from kvxfer.vllm.reference import KEY, GroupBlocks, Worker
 from kvxfer.vllm.step import Fetch, Heard, Offer, Step, WorkerAddress, Write
 from paged_model import Memory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
+    MultiKVConnectorWorkerMetadata,
+)
 from vllm.v1.outputs import KVConnectorOutput
 
 MODES = ("pull", "push", "beside")
 """How a request comes over: decode reads, prefill writes when decode has its reference, prefill writes while
 it computes."""
+
+
+_OF_MULTI = ("_requests_to_connector", "_extra_async_saves")
 
 
 def wish(mode: str, transfer: str = "") -> dict[str, Any]:
@@ -47,11 +54,38 @@ def without(reference: dict[str, Any], field_name: str) -> dict[str, Any]:
     return reference | {KEY: {k: v for k, v in reference[KEY].items() if k != field_name}}
 
 
+def our_part(connector: Any) -> int | None:
+    """Of a MultiConnector, which of its connectors is KvxferConnector; None: it is one itself."""
+    parts = getattr(connector, "_connectors", None)
+    if parts is None:
+        return None
+    return next(at for at, part in enumerate(parts) if type(part).__name__ == "KvxferConnector")
+
+
+def own_step(step: Any, part: int | None) -> Step:
+    found = step if part is None else step.metadata[part]
+    assert isinstance(found, Step)
+    return found
+
+
+def as_told(output: KVConnectorOutput, part: int | None) -> KVConnectorOutput:
+    """As the worker's half of the whole connector says what that of KvxferConnector has said."""
+    if part is not None and output.kv_connector_worker_meta is not None:
+        others = (None,) * part
+        own = (*others, output.kv_connector_worker_meta, None)[:2]
+        output.kv_connector_worker_meta = MultiKVConnectorWorkerMetadata(own)
+    return output
+
+
 def leftovers(connector: Any) -> dict[str, Any]:
     """What the scheduler's half of a connector still knows of requests; not what it remembers of the last
     thousands."""
+    part_number = our_part(connector)
+    found: dict[str, Any] = {}
+    if part_number is not None:
+        found |= {name: value for name, value in vars(connector).items() if name in _OF_MULTI and value}
+        connector = connector._connectors[part_number]
     side = connector._scheduler
-    found = {}
     for part in (side._decode, side._prefill):
         for name, value in vars(part).items():
             if isinstance(value, dict | set) and not isinstance(value, OrderedDict) and value:
@@ -59,6 +93,22 @@ def leftovers(connector: Any) -> dict[str, Any]:
     if side.has_work():
         found["has_work"] = True
     return found
+
+
+@dataclass
+class Clock:
+    """In place of the module ``time``, for all that is looked at here."""
+
+    now: float = field(default_factory=time.monotonic)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    @staticmethod
+    def modules() -> list[Any]:
+        """That go by the time."""
+        names = [name for name in sys.modules if name.startswith("kvxfer.vllm.") or name == __name__]
+        return [sys.modules[name] for name in names if hasattr(sys.modules[name], "time")]
 
 
 @dataclass

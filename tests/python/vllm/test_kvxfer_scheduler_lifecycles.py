@@ -9,8 +9,15 @@ pytest.importorskip("vllm", reason="vLLM is not installed: tests/python/environm
 
 # pylint: disable=wrong-import-position
 from paged_model import continued  # noqa: E402
-from scheduled_pair import TOKENS, MakePair, Pair, make_pair, prompt_of  # noqa: E402, F401
-from scheduling import MODES  # noqa: E402
+from scheduled_pair import (  # noqa: E402
+    TOKENS,
+    MakePair,
+    Pair,
+    clock,  # noqa: F401
+    make_pair,  # noqa: F401
+    prompt_of,
+)
+from scheduling import MODES, Clock  # noqa: E402
 
 # 55, 48: prefill leaves the last token to decode, for the windows below.
 _LENGTHS = (1, 16, 48, 55, 100)
@@ -58,12 +65,39 @@ def test_prefill_keeps_blocks_until_they_are_read(make_pair: MakePair, window: i
     pair.check_nothing_is_left()
 
 
-def test_a_push_that_nobody_asks_for_ends_with_its_lease(make_pair: MakePair) -> None:
-    pair = make_pair(extra={"lease": 0.1})
-    pair.prefilled("r", prompt_of(40), "push")
-    assert not pair.prefill.is_whole
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_what_nobody_asks_for_ends_with_its_lease(
+    make_pair: MakePair, clock: Clock, mode: str
+) -> None:
+    pair = make_pair()
+    pair.prefilled("r", prompt_of(40), mode)
+    for seconds in (0, 29):
+        clock.now += seconds
+        for _ in range(5):
+            pair.prefill.step()
+        assert not pair.prefill.is_whole
+    clock.now += 2
     pair.check_nothing_is_left()
-    assert pair.prefill.workers[0].orders_of("r") == ["abandoned"]
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_what_waits_at_decode_keeps_its_lease(
+    make_pair: MakePair, clock: Clock, mode: str
+) -> None:
+    pair = make_pair(decode={"most_running": 1})
+    params = pair.prefilled("r", prompt_of(40), mode)
+    pair.decode.add("other", [5], None, 200)
+    pair.decode.step()
+    pair.ask_decode("r", prompt_of(40), params)
+    for _ in range(100):
+        clock.now += 2
+        for engine in pair.engines:
+            engine.step()
+    assert pair.decode.status("r") == "WAITING"
+    pair.run()
+    pair.check_answer("r")
+    assert pair.decode.workers[0].copied == 40
+    pair.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("mode", MODES)
