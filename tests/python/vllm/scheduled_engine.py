@@ -12,9 +12,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from fake_workers import FakeWorker, Network
 from kvxfer.vllm import register
 from paged_model import PagedModel
-from scheduling import FakeWorker, Network, as_told, leftovers, our_part, own_step
+from scheduling import as_said, leftovers, our_part, own_step
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.sampling_params import SamplingParams
@@ -149,7 +150,7 @@ class Engine:
         for worker in self.workers:
             indices = {name: index for index, name in enumerate(names)}
             made = ModelRunnerOutput(names, indices, list(sampled.values()))
-            made.kv_connector_output = as_told(worker.after_forward(step), self._part)
+            made.kv_connector_output = as_said(worker.after_forward(step), self._part)
             outputs.append(made)
         found = self._aggregator.aggregate(outputs)
         assert found is not None
@@ -235,21 +236,27 @@ def _config(kind: type[Scheduler], name: str, shape: Shape) -> Any:
         "kv_connector": "KvxferConnector",
         "kv_connector_extra_config": {"model_id": "paged", **shape.extra},
     }
+    others: dict[str, Any] = {"kv_role": shape.role, "kv_load_failure_policy": shape.policy}
     config.kv_transfer_config = KVTransferConfig(
-        kv_role=shape.role,
-        kv_buffer_device="cpu",
-        engine_id=name,
-        kv_load_failure_policy=shape.policy,
-        **(connector | shape.connector),
+        kv_buffer_device="cpu", engine_id=name, **(others | connector | shape.connector)
     )
     return config
 
 
 def _caches(blocks: int, windows: Sequence[int]) -> KVCacheConfig:
     init_none_hash(sha256)
-    what = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+    what: dict[str, Any] = {
+        "block_size": BLOCK,
+        "num_kv_heads": 2,
+        "head_size": 32,
+        "dtype": torch.float32,
+    }
     groups = []
     for number, window in enumerate(windows):
-        spec = SlidingWindowSpec(**what, sliding_window=window) if window else FullAttentionSpec(**what)
+        spec = (
+            SlidingWindowSpec(**what, sliding_window=window)
+            if window
+            else FullAttentionSpec(**what)
+        )
         groups.append(KVCacheGroupSpec([f"model.layers.{number}.attn"], spec))
     return KVCacheConfig(blocks, [], groups)

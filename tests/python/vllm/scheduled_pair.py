@@ -1,13 +1,14 @@
 """A prefill and a decode engine of scheduled_engine, and what a proxy does between them."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from fake_workers import Network
 from paged_model import continued
 from scheduled_engine import SCHEDULERS, Engine, Shape, run
-from scheduling import Clock, Network, beside, wish
+from scheduling import Clock, beside, wish
 
 Params = dict[str, Any]
 TOKENS = 4
@@ -35,7 +36,9 @@ class Pair:
         self._prompts[name], self._tokens[name] = list(prompt), tokens
         self.decode.add(name, prompt, copy.deepcopy(params), tokens, **more)
 
-    def prefilled(self, name: str, prompt: Sequence[int], mode: str = "pull", **more: Any) -> Params:
+    def prefilled(
+        self, name: str, prompt: Sequence[int], mode: str = "pull", **more: Any
+    ) -> Params:
         """The params that prefill answers with."""
         self.ask_prefill(name, prompt, mode, **more)
         self.run(lambda: name in self.prefill.answers)
@@ -95,20 +98,22 @@ MakePair = Callable[..., Pair]
 
 
 @pytest.fixture(params=SCHEDULERS, ids=lambda kind: kind.__name__)
-def make_pair(request: pytest.FixtureRequest) -> Iterator[MakePair]:
+def make_pair(request: pytest.FixtureRequest) -> MakePair:
     """Of options of Shape, for both engines; ``prefill`` and ``decode``: for one."""
 
     def make(
         prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **both: Any
     ) -> Pair:
-        return Pair(request.param, Shape(**(both | (prefill or {}))), Shape(**(both | (decode or {}))))
+        return Pair(
+            request.param, Shape(**(both | (prefill or {}))), Shape(**(both | (decode or {})))
+        )
 
-    yield make
+    return make
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Stands still unless it is set."""
+    """Real time, but that it can be set on."""
     clock = Clock()
     for module in Clock.modules():
         monkeypatch.setattr(module, "time", clock)

@@ -181,6 +181,10 @@ def test_decode_aborts_what_is_being_written(make_pair: MakePair, mode: str) -> 
     pair.check_nothing_is_left()
 
 
+def _run_until_all_is_copied(pair: Pair) -> None:
+    pair.run(lambda: pair.decode.workers[0].copied >= len(_PROMPT))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_decode_aborts_what_is_loaded(make_pair: MakePair, mode: str) -> None:
     """Before and after it is scheduled."""
@@ -188,7 +192,7 @@ def test_decode_aborts_what_is_loaded(make_pair: MakePair, mode: str) -> None:
         pair = _begun(make_pair, mode)
         pair.run_until_decode_is("WAITING_FOR_REMOTE_KVS", "r")
         pair.network.go_on()
-        pair.run(lambda: pair.decode.workers[0].copied >= len(_PROMPT))
+        _run_until_all_is_copied(pair)
         for _ in range(steps):
             pair.decode.step()
         pair.decode.abort("r")
@@ -219,9 +223,7 @@ def test_prefill_aborts_what_it_computes(make_pair: MakePair, mode: str) -> None
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 @pytest.mark.parametrize("on_its_way", [True, False])
-def test_prefill_aborts_what_it_pushes(
-    make_pair: MakePair, on_its_way: bool, policy: str
-) -> None:
+def test_prefill_aborts_what_it_pushes(make_pair: MakePair, on_its_way: bool, policy: str) -> None:
     pair = make_pair(budget=16, policy=policy)
     pair.known()
     worker = pair.prefill.workers[0]
@@ -301,7 +303,9 @@ def test_a_reset_of_the_connector_ends_leases_that_nobody_reads(
 # --- engines that are full ---
 
 
-@pytest.mark.xfail(strict=True, reason="two engines that are full of what waits for the other stay so")
+@pytest.mark.xfail(
+    strict=True, reason="two engines that are full of what waits for the other stay so"
+)
 def test_engines_that_wait_for_each_other_do_not_do_so_for_ever(
     make_pair: MakePair, clock: Clock
 ) -> None:
@@ -315,7 +319,7 @@ def test_engines_that_wait_for_each_other_do_not_do_so_for_ever(
     pair.ask_prefill("second", prompt_of(100, 1), "beside")
     pair.ask_decode("first", _PROMPT, params)
     for _ in range(600):
-        clock.now += 1.0
+        clock.ahead += 1.0
         for engine in pair.engines:
             engine.step()
     for name in ("first", "second"):

@@ -16,7 +16,11 @@ _PROMPT = prompt_of(57)
 
 def _beside_store(order: str) -> dict[str, Any]:
     """Of Shape.connector."""
-    store = {"kv_connector": "Store", "kv_connector_module_path": "store_connector", "kv_role": "kv_both"}
+    store = {
+        "kv_connector": "Store",
+        "kv_connector_module_path": "store_connector",
+        "kv_role": "kv_both",
+    }
     ours = {
         "kv_connector": "KvxferConnector",
         "kv_role": "kv_both",

@@ -40,9 +40,12 @@ class _Storm:
                 self._something_happens()
         network.go_on()
         self._pair.run(self._all_is_handed_on)
-        self._pair.run(lambda: all(not each.scheduler.has_unfinished_requests() for each in self._pair.engines))
+        self._pair.run(self._nothing_is_computed)
         self._pair.expire()
         self._pair.run()
+
+    def _nothing_is_computed(self) -> bool:
+        return not any(engine.scheduler.has_unfinished_requests() for engine in self._pair.engines)
 
     def check(self) -> None:
         for name in self._asked:
@@ -123,8 +126,13 @@ class _Storm:
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 @pytest.mark.parametrize("window", [0, 40, 33])
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_left_of_many_requests(make_pair: MakePair, seed: int, window: int, policy: str) -> None:
-    pair = make_pair(window=window, policy=policy, blocks=40, budget=64, most_running=12)
+def test_nothing_is_left_of_many_requests(
+    make_pair: MakePair, seed: int, window: int, policy: str
+) -> None:
+    roles = ("kv_both", "kv_both") if seed % 2 else ("kv_producer", "kv_consumer")
+    prefill, decode = ({"role": role} for role in roles)
+    shape = {"window": window, "policy": policy, "blocks": 40, "budget": 64, "most_running": 12}
+    pair = make_pair(prefill, decode, **shape)
     storm = _Storm(pair, seed, policy)
     storm.run()
     storm.check()
