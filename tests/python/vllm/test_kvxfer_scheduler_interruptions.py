@@ -322,5 +322,4 @@ def test_engines_that_wait_for_each_other_do_not_do_so_for_ever(
         clock.ahead += 1.0
         for engine in pair.engines:
             engine.step()
-    for name in ("first", "second"):
-        assert pair.decode.answers[name].reason
+    assert {"first", "second"} <= pair.decode.answers.keys()
