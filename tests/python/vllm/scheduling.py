@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import kvxfer.vllm.connector  # whose modules Clock has to find
 from kvxfer.vllm.reference import KEY
 from kvxfer.vllm.step import Step
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
