@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvxfer.vllm.division import Division
 from kvxfer.vllm.reference import GroupBlocks, Worker
 from kvxfer.vllm.step import Fetch, Heard, Offer, Step, WorkerAddress, Write
 from paged_model import Memory
@@ -41,6 +42,8 @@ class _Load:
     peer: "FakeWorker | None" = None
     failed: bool = False
     given_up: bool = False
+    keeps_lease: bool = False
+    must_fail: bool = False
     until: float = 0.0  # unless prefill says that it still works on it
     settled: bool = False  # prefill writes no more
 
@@ -74,6 +77,7 @@ class FakeWorker:
         network: Network,
         engine: str,
         rank: int,
+        ranks: int,
         memory: Memory,
         block_tokens: list[int],
         lease: float,
@@ -87,7 +91,8 @@ class FakeWorker:
         number = len(network.workers)
         worker = Worker(f"{engine}.test:{7000 + rank}", f"{number:032x}")
         network.workers[worker] = self
-        self.address = WorkerAddress(worker, list(block_tokens))
+        division = Division(ranks, ((1,),) * len(block_tokens))
+        self.address = WorkerAddress(worker, list(block_tokens), division, {})
         self.leases: dict[str, _Lease] = {}
         self.pushes: dict[str, _Push] = {}
         self.loads: dict[str, _Load] = {}  # by request
@@ -119,20 +124,25 @@ class FakeWorker:
         for kind in ("held", "writes", "abandoned", "fetches", "offers"):
             self.orders += [(kind, each.request) for each in getattr(step, kind)]
         self.orders += [("refused", name) for name in step.refused]
-        self.orders += [("given_up", name) for name in step.given_up]
+        self.orders += [("given_up", each.request) for each in step.given_up]
         for push in self.pushes.values():
             if push.request in step.preempted:
                 self._write_all(push)
+        for lease in step.revoked:
+            self.give_back(lease)
+        for lease in step.dropped:  # nobody is told of its end
+            self.leases.pop(lease, None)
+            self._over.add(lease)
+        for write in step.writes:
+            self._begin_write(write)
+
+    def after_forward(self, step: Step) -> KVConnectorOutput:
         for held in step.held:
             if held.lease in self._early:
                 self._end_lease(held.lease, held.request)
             else:
                 until = time.monotonic() + self._lease
                 self.leases[held.lease] = _Lease(held.request, held.contents, until)
-        for write in step.writes:
-            self._begin_write(write)
-
-    def after_forward(self, step: Step) -> KVConnectorOutput:
         for expected in step.expected:
             self._expect(expected.lease, expected.contents)
         for abandoned in step.abandoned:
@@ -142,9 +152,13 @@ class FakeWorker:
             assert order.request not in self.loads, "a request is loaded twice at once"
             until = time.monotonic() + self._lease
             self.loads[order.request] = _Load(order, missing, until=until)
-        for request in step.given_up:
+        for given_up in step.given_up:
+            if given_up.request in self.loads:
+                self.loads[given_up.request].given_up = True
+                self.loads[given_up.request].keeps_lease = given_up.keeps_lease
+        for request in step.failed:
             if request in self.loads:
-                self.loads[request].given_up = True
+                self.loads[request].must_fail = True
         for returned in step.returned:
             for worker in returned.workers:
                 self._network.workers[worker].give_back(returned.lease)
@@ -359,7 +373,7 @@ class FakeWorker:
         order = load.order
         peer = self._peer(order)
         lease = peer.leases.get(order.lease)
-        load.failed = self._breaks(order)
+        load.failed = load.must_fail or self._breaks(order)
         if not load.failed and not load.given_up:
             if lease is None and order.lease not in peer._over:
                 return False
@@ -368,7 +382,8 @@ class FakeWorker:
             for group, part in enumerate(order.parts):
                 theirs = peer, order.reference.groups[group], order.reference.block_tokens[group]
                 self.copy(group, theirs, order, part.first, part.last)
-        peer.give_back(order.lease)
+        if not load.keeps_lease:
+            peer.give_back(order.lease)
         return True
 
     def _move_offer(self, load: _Load) -> bool:
@@ -379,7 +394,7 @@ class FakeWorker:
             load.peer.offered(order, self)
             return False
         late = time.monotonic() > load.until
-        load.failed = load.failed or late or self._breaks(order)
+        load.failed = load.failed or load.must_fail or late or self._breaks(order)
         if not (load.failed or load.given_up) and any(load.missing):
             return False
         if load.failed or load.given_up:

@@ -81,7 +81,7 @@ class Engine:
         self.model = PagedModel(sizes, windows, shape.ranks)
         lease = shape.extra.get("lease", 30.0)
         self.workers = [
-            FakeWorker(network, name, rank, memory, sizes, lease)
+            FakeWorker(network, name, rank, shape.ranks, memory, sizes, lease)
             for rank, memory in enumerate(self.model.memories)
         ]
         connector = self.scheduler.connector
@@ -115,9 +115,15 @@ class Engine:
             self.answers.setdefault(request.request_id, Answer()).reason = "abort"
 
     def preempt_all(self) -> None:
-        """vLLM complains afterwards where blocks are in use for other engines, or by a step under way."""
-        with contextlib.suppress(RuntimeError):
+        """As vLLM does where blocks run short, but all. Its reset of the cache does so, which is no reset for
+        the connector here, and complains afterwards of blocks that are in use for other engines."""
+        manager = self.scheduler.kv_cache_manager
+        by_connector = manager.reset_prefix_cache
+        manager.reset_prefix_cache = lambda: True
+        try:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        finally:
+            manager.reset_prefix_cache = by_connector
 
     def status(self, name: str) -> str:
         return str(self.scheduler.requests[name].status.name)

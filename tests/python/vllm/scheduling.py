@@ -36,7 +36,8 @@ def wish(mode: str, transfer: str = "") -> dict[str, Any]:
 
 def beside(reference: dict[str, Any], transfer: str) -> dict[str, Any]:
     """Those of a request whose prefill has just been asked for, by an earlier answer of that engine."""
-    known = {name: reference[KEY][name] for name in ("version", "workers", "engine", "fingerprint")}
+    names = ("version", "workers", "tp", "layers", "engine", "fingerprint")
+    known = {name: reference[KEY][name] for name in names}
     return {
         "do_remote_decode": False,
         "do_remote_prefill": True,

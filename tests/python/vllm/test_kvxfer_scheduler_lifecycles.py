@@ -282,7 +282,6 @@ def test_one_that_follows_waits_without_blocks(make_pair: MakePair) -> None:
     pair.check_nothing_is_left()
 
 
-@pytest.mark.xfail(strict=True, reason="a follower computes the prompt when the first is aborted")
 @pytest.mark.parametrize("loading", [True, False])
 def test_one_that_follows_loads_where_the_first_is_aborted(
     make_pair: MakePair, loading: bool

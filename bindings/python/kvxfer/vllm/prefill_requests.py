@@ -366,6 +366,8 @@ class PrefillRequests:
         for pull in self._pulls.values():
             self._drop(pull)
         for push in list(self._pushes.values()):
+            if push.finished is None and push.writes == 0:
+                continue  # all of it is computed anew
             request = push.request.request_id
             self.step.preempted.append(request)
             finished = push.finished is not None
