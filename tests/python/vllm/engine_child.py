@@ -9,7 +9,10 @@ alone: what vLLM prints goes to standard error, which is the engine's log.
 import ctypes
 import itertools
 import json
+import mmap
+import multiprocessing
 import os
+import random
 import select
 import signal
 import sys
@@ -27,6 +30,16 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+
+
+_shifts: list[mmap.mmap] = []
+"""Never touched."""
+
+
+def shift_memory() -> None:
+    """Of what was forked. Else the caches of all engines and ranks would be at the same address, and
+    who takes one for the other would go unnoticed."""
+    _shifts.append(mmap.mmap(-1, mmap.PAGESIZE * random.SystemRandom().randrange(1, 1 << 18)))
 
 
 def _summed(metrics: Iterable[Any]) -> dict[str, float]:
@@ -259,11 +272,28 @@ def import_vllm() -> Any:
     return LLM
 
 
+def _make_ranks_cheap() -> None:
+    """Of an engine with several ranks. vLLM's CPU build spawns them: each imports vLLM again, and
+    compiles what one rank alone does not need. They wait in a loop that keeps the GIL. On two cores
+    both take most of a minute; what is forked from here has imported all, and sleeps."""
+    import torch
+    from vllm.distributed.device_communicators import shm_broadcast
+    from vllm.v1.executor import multiproc_executor
+
+    torch.compiler.set_stance("force_eager")
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+    shm_broadcast.sched_yield = lambda: time.sleep(_PAUSE_S)
+    os.register_at_fork(after_in_child=shift_memory)
+
+
 def run(config: dict[str, Any]) -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     start = time.monotonic()
-    engine = _Engine(import_vllm()(**config))
+    make = import_vllm()
+    if config["distributed_executor_backend"] == "mp":
+        _make_ranks_cheap()
+    engine = _Engine(make(**config))
     up = {
         "start_s": time.monotonic() - start,
         "nixl": getattr(sys.modules.get("nixl._api"), "__file__", None),

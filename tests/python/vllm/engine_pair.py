@@ -4,7 +4,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,20 @@ NIXL = Connector(
         "UCX_TLS": "tcp,self,sm",  # of the real NIXL
     },
 )
+NIXL_PUSH = replace(NIXL, name="NixlPushConnector")
+"""Its prefill has to serve(): it writes when decode has told it where to."""
 KVXFER = Connector("KvxferConnector", module="kvxfer.vllm", extra={"host": "127.0.0.1"})
+
+
+TP_2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+PP_2 = {
+    "pipeline_parallel_size": 2,
+    "distributed_executor_backend": "mp",
+    # vLLM 0.32's CPU build makes the buffer between stages as it warms up, which it does only of
+    # what is compiled. This compiles nothing.
+    "enforce_eager": False,
+    "compilation_config": {"mode": 1, "backend": "eager"},
+}
 
 
 def _free_port() -> int:
@@ -124,12 +137,20 @@ class Pair:
         folder: Path,
         connector: Connector,
         decode: Connector | None = None,
+        prefill_options: Mapping[str, Any] | None = None,
         decode_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> "Pair":
         """Returns before they are up: they start side by side. `decode`: what the decode engine is
-        told, where that differs; options are vllm.LLM's, of both, decode_options of that one alone."""
-        prefill = start_engine("prefill", model, folder, connector, "kv_producer", **options)
+        told, where that differs; options are vllm.LLM's, of both, the other two of one alone."""
+        prefill = start_engine(
+            "prefill",
+            model,
+            folder,
+            connector,
+            "kv_producer",
+            **(options | dict(prefill_options or {})),
+        )
         try:
             other = start_engine(
                 "decode",

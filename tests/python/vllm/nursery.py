@@ -9,9 +9,7 @@ pipe that is told "pid N" at first and "end STATUS" at last.
 import atexit
 import contextlib
 import json
-import mmap
 import os
-import random
 import select
 import selectors
 import signal
@@ -23,7 +21,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from engine_child import die_with, import_vllm, run
+from engine_child import die_with, import_vllm, run, shift_memory
 
 _MESSAGE_LIMIT = 1 << 17
 _IMPORT_LIMIT_S = 120.0
@@ -116,9 +114,6 @@ def start_engine_process(
     return _nurseries[key].start(env, config, log)
 
 
-_shift: mmap.mmap
-"""Never touched. Without it the caches of all engines would be at the same address, and who takes one
-for the other would go unnoticed."""
 _set_by_import: dict[str, str] = {}
 """What vLLM puts into the environment as it is imported."""
 
@@ -165,9 +160,8 @@ def _tell_end(pid: int, pidfd: int, tell: int) -> None:
 
 
 def _become(nursery: int, fds: list[int], asked: dict[str, Any]) -> dict[str, Any]:
-    global _shift
     die_with(nursery)
-    _shift = mmap.mmap(-1, mmap.PAGESIZE * random.SystemRandom().randrange(1, 1 << 18))
+    shift_memory()
     os.setsid()
     for standard, fd in enumerate(fds[:3]):
         os.dup2(fd, standard)
