@@ -20,6 +20,7 @@ Runs COMMAND, and what it starts, with NIXL's Python interface served by kvxfer:
 
 Environment: KVXFER_LISTEN=HOST:PORT where peers are on other hosts (there is no authentication
 yet), KVXFER_NIXL_DEADLINE=SECONDS for each transfer (600), and KVXFER_* as for any kvxfer agent.
+UCX_TLS and UCX_NET_DEVICES choose kvxfer's backends and devices, as far as there is one for them.
 """
 
 

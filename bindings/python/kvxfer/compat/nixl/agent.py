@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from . import environment
 from .arguments import to_bytes, to_int, to_port, to_text
 from .config import nixlAgentConfig
 from .dlist import nixlRegDList, nixlRemoteDList, nixlXferDList, rows_of_array
@@ -56,15 +57,6 @@ def _need(value: Any, kind: type, what: str) -> Any:
     return value
 
 
-def _wants_telemetry(config: nixlAgentConfig) -> bool:
-    """NIXL_TELEMETRY_ENABLE, where it is set, goes before the configuration."""
-    said = os.environ.get("NIXL_TELEMETRY_ENABLE", "").lower()
-    if said in ("y", "yes", "on", "1", "true", "enable"):
-        return True
-    wanted: bool = config._kvx_values["captureTelemetry"]
-    return wanted and said not in ("n", "no", "off", "0", "false", "disable")
-
-
 def _close(owner: int, engine: Engine, courier: Courier, listeners: list[Listener]) -> None:
     for listener in listeners:
         listener.stop()
@@ -90,7 +82,7 @@ class nixlAgent(Native):
         self._kvx_engine = Engine(name)
         self._kvx_handles = HandleTable()
         self._kvx_params: dict[int, dict[str, str]] = {}
-        self._kvx_telemetry = _wants_telemetry(config)
+        self._kvx_telemetry = environment.telemetry(config._kvx_values["captureTelemetry"])
         self._kvx_courier = Courier(self._kvx_engine)
         asked = config._kvx_values
         listeners = []
@@ -120,7 +112,7 @@ class nixlAgent(Native):
     def createBackend(self, arg0: str, arg1: Mapping[str, str], /) -> int:
         _need(arg1, Mapping, "the parameters")
         params = {to_text(k, "a parameter"): to_text(v, "its value") for k, v in arg1.items()}
-        handle = self._kvx_engine.create_backend(to_text(arg0, "the backend"))
+        handle = self._kvx_engine.create_backend(to_text(arg0, "the backend"), params)
         self._kvx_params[handle] = params
         return handle
 

@@ -5,15 +5,15 @@ listener's thread, and what is closed when it goes. Thread-safe. No lock is held
 """
 
 import logging
-import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kvxfer import _errors, _kvxfer
 
-from . import metadata
+from . import environment, metadata
 from .coverage import Coverage, Key
 from .dlist import DescList
 from .enums import nixl_mem_t
@@ -27,10 +27,12 @@ from .errors import (
     nixlNotSupportedError,
 )
 from .handle_table import NUMBERS
+from .host import Host, machine
 from .inbox import Inbox
 from .memory import LocalMemory
 from .prepared import Pairs, PreparedList, check_lists, pairs_of_lists
 from .remotes import Remotes
+from .settings import settings_for, warn_of_parameters
 from .transfers import Transfer
 
 logger = logging.getLogger("kvxfer.compat.nixl")
@@ -41,25 +43,9 @@ NETWORK_BACKENDS = ("UCX", "UCX_MO", "LIBFABRIC", "MOONCAKE", "UCCL")
 STORAGE_BACKENDS = ("GDS", "GDS_MT", "POSIX", "HF3FS", "OBJ", "GUSLI", "AZURE_BLOB", "INFINIA")
 MEMORY_KINDS = (nixl_mem_t.DRAM_SEG, nixl_mem_t.VRAM_SEG)
 
-_DEADLINE = 600.0
 # Who asks whether a transfer is done moves it on itself for at most as long, in seconds: faster
 # than waking another thread for it.
 _DRIVE = 0.0005
-
-
-def deadline_from_environment() -> float:
-    """KVXFER_NIXL_DEADLINE: seconds after which a transfer ends, for kvxfer's all do."""
-    text = os.environ.get("KVXFER_NIXL_DEADLINE", "")
-    if not text:
-        return _DEADLINE
-    try:
-        seconds = float(text)
-        if not 0 < seconds < 365 * 24 * 3600:
-            raise ValueError
-        return seconds
-    except ValueError:
-        logger.warning("KVXFER_NIXL_DEADLINE is %r; expected seconds. Using %g", text, _DEADLINE)
-        return _DEADLINE
 
 
 class Engine:
@@ -69,7 +55,7 @@ class Engine:
         self.memory = LocalMemory()
         self.remotes = Remotes(name)
         self.inbox = Inbox(self.remotes)
-        self._deadline = deadline_from_environment()
+        self._deadline = environment.deadline()
         self._agent: Any = None
         self._closed = False
         self._sequence = 0
@@ -78,8 +64,9 @@ class Engine:
         self._lock = threading.RLock()
 
     # --- Backends -----------------------------------------------------------------------------
-    def create_backend(self, name: str) -> int:
-        """Its handle. nixlNotFoundError: no such plugin; nixlInvalidParamError: created before;
+    def create_backend(self, name: str, params: Mapping[str, str]) -> int:
+        """Its handle. The first one makes kvxfer's agent, with what ``params`` and UCX's variables
+        ask for. nixlNotFoundError: no such plugin; nixlInvalidParamError: created before;
         nixlBackendError: kvxfer's agent could not be made."""
         with self._lock:
             if self._closed:
@@ -92,8 +79,9 @@ class Engine:
                     why = f"is not one that kvxfer stands for ({', '.join(NETWORK_BACKENDS)})"
                 logger.error("backend %s %s", name, why)
                 raise nixl_error(nixlNotFoundError, f"backend {name} {why}")
+            warn_of_parameters(name, params, too_late=self._agent is not None)
             if self._agent is None:
-                self._agent = self._make_agent()
+                self._agent = self._make_agent(name, params)
             self.backends[name] = next(NUMBERS)
             handle = self.backends[name]
         logger.info(
@@ -106,12 +94,15 @@ class Engine:
         )
         return handle
 
-    def _make_agent(self) -> Any:
+    def _make_agent(self, backend: str, params: Mapping[str, str]) -> Any:
+        host = Host.here()
+        settings = settings_for(backend, params, host)
         try:
-            return _kvxfer.Agent(self.name)
+            return _kvxfer.Agent(self.name, **settings.options(host))
         except _errors.Error as error:
-            logger.error("kvxfer's agent could not be made: %s", error)
-            raise nixl_error(nixlBackendError, str(error)) from error
+            text = f"{error}{settings.hint()}"
+            logger.error("kvxfer's agent could not be made: %s", text)
+            raise nixl_error(nixlBackendError, text) from error
 
     def check_kind(self, mem: nixl_mem_t) -> None:
         """nixlNotFoundError: no backend takes such memory."""
@@ -156,6 +147,7 @@ class Engine:
                 backends=list(self.backends),
                 kvxfer=blob,
                 sections=sections,
+                machine=machine(),
             )
         )
 
@@ -229,7 +221,10 @@ class Engine:
             raise nixl_error(
                 nixlNotSupportedError, "an agent copies within itself in host memory only"
             )
-        return Transfer(write, agent, generation, pairs, message, merge)
+        transfer = Transfer(write, agent, generation, pairs, message, merge)
+        remote = self.remotes.find(agent)
+        transfer.hint = remote.hint if remote is not None else ""
+        return transfer
 
     def post(self, transfer: Transfer, message: bytes) -> bool:
         """Whether it is done already. NIXL's error for its end otherwise."""
@@ -247,7 +242,7 @@ class Engine:
                 last = self.inbox.send_before(self._agent, transfer.peer, message, self._deadline)
             except _errors.Error as error:
                 transfer.refuse(error)
-                raise from_kvxfer(error) from error
+                raise from_kvxfer(error, transfer.hint) from error
         transfer.post(self._agent, last, self._deadline)
         return self._is_done(transfer, 0.0)
 

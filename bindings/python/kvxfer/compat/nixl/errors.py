@@ -79,8 +79,9 @@ def nixl_error(kind: type[Exception], what: str) -> Exception:
     return kind(f"{CODES[kind]}: {what}")
 
 
-def from_kvxfer(error: Exception) -> Exception:
-    """NIXL's exception for one of kvxfer's, and for the end of a transfer."""
+def from_kvxfer(error: Exception, hint: str = "") -> Exception:
+    """NIXL's exception for one of kvxfer's, and for the end of a transfer. ``hint``: what may be
+    behind it, if the peer was not reached."""
     text = str(error)
     kind: type[Exception] = nixlBackendError
     if isinstance(error, _errors.PeerLost):
@@ -98,4 +99,6 @@ def from_kvxfer(error: Exception) -> Exception:
         kind = nixlNotAllowedError
     elif isinstance(error, _errors.Unimplemented):
         kind = nixlNotSupportedError
+    if hint and kind in (nixlBackendError, nixlRemoteDisconnectError):
+        text = f"{text}; {hint}"
     return nixl_error(kind, text)

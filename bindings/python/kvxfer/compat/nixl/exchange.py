@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from .remotes import REMEDY
+from . import environment
+from .reach import REMEDY
 
 logger = logging.getLogger("kvxfer.compat.nixl")
 
@@ -38,12 +39,6 @@ class Known(Protocol):
     def metadata(self) -> bytes: ...
     def load(self, data: bytes) -> str: ...
     def remove(self, name: str) -> bool: ...
-
-
-def listen_host() -> str:
-    """The host of KVXFER_LISTEN ("host:port", "[v6]:port"), else loopback."""
-    host = os.environ.get("KVXFER_LISTEN", "").rpartition(":")[0]
-    return host.strip("[]") or "127.0.0.1"
 
 
 def _send(sock: socket.socket, kind: int, payload: bytes) -> None:
@@ -124,7 +119,7 @@ class Listener:
         self._budget = _ByteBudget(_MOST_BYTES_AT_ONCE)
         self._owner = os.getpid()
         self._stopped = False
-        host = listen_host()
+        host = environment.listen_host()
         try:
             self._socket = socket.create_server(
                 (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -13,7 +13,8 @@ from .errors import (
     nixlInvalidParamError,
 )
 from .messages import MOST_MESSAGE_BYTES, Joiner, Splitter
-from .remotes import REMEDY, Remote, Remotes
+from .reach import REMEDY
+from .remotes import Remote, Remotes
 
 logger = logging.getLogger("kvxfer.compat.nixl")
 
@@ -76,7 +77,7 @@ class Inbox:
         except _errors.StillActive:
             pass
         except _errors.Error as error:
-            raise from_kvxfer(error) from error
+            raise from_kvxfer(error, remote.hint) from error
         self._sent.append(posted)
 
     def watch(self, agent: Any) -> None:

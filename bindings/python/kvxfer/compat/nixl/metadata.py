@@ -35,6 +35,8 @@ class Metadata:
     kvxfer: bytes
     sections: dict[int, list[Key]] = field(default_factory=dict)
     """By kind of memory (a number of nixl_mem_t)."""
+    machine: str = ""
+    """host.machine() of its agent. Empty: the drop-in there is an older one."""
 
 
 def encode(metadata: Metadata) -> bytes:
@@ -48,6 +50,7 @@ def encode(metadata: Metadata) -> bytes:
             "sequence": metadata.sequence,
             "connection": metadata.connection,
             "backends": metadata.backends,
+            "machine": metadata.machine,
             "sections": [[mem, len(keys)] for mem, keys in metadata.sections.items()],
         }
     ).encode()
@@ -113,4 +116,5 @@ def _decode_body(body: bytes) -> Metadata:
         backends=[str(name) for name in head["backends"]],
         kvxfer=body[at:],
         sections=sections,
+        machine=str(head.get("machine", "")),
     )

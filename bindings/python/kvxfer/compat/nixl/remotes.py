@@ -7,7 +7,7 @@ from typing import Any
 
 from kvxfer import _errors
 
-from . import metadata
+from . import host, metadata
 from .coverage import Coverage, Key
 from .errors import (
     nixl_error,
@@ -16,13 +16,10 @@ from .errors import (
     nixlNotAllowedError,
     nixlNotFoundError,
 )
+from .logs import warn_once
+from .reach import REMEDY, cannot_connect, only_on_loopback
 
 logger = logging.getLogger("kvxfer.compat.nixl")
-
-REMEDY = (
-    "agents listen on loopback unless told otherwise: set KVXFER_LISTEN=HOST:0 on both sides, "
-    "with an address of the host that the other reaches (there is no authentication yet)"
-)
 
 
 class Remote:
@@ -39,6 +36,8 @@ class Remote:
         self.lost = ""
         """Why it is believed to be gone; empty: it is not."""
         self.path_said = False
+        self.hint = ""
+        """Why it may not be able to connect to this agent; for errors of transfers."""
         self._keys: dict[int, set[Key]] = {}
         self._coverage: dict[int, Coverage] = {}
         self._lock = threading.RLock()
@@ -91,6 +90,7 @@ class Remotes:
             remote = known or Remote(blob.agent, blob.incarnation)
             if blob.sequence > remote.sequence:
                 self._tell_kvxfer(agent, blob)
+                self._look_at_reach(agent, blob, remote)
                 remote.sequence = blob.sequence
             remote.add(blob.sections)
             with self._lock:
@@ -123,6 +123,16 @@ class Remotes:
                 text += f"; {REMEDY}"
             logger.error(text)
             raise nixl_error(nixlBackendError, text) from error
+
+    @staticmethod
+    def _look_at_reach(agent: Any, blob: metadata.Metadata, remote: Remote) -> None:
+        """Metadata of an older drop-in does not say where it is from."""
+        if not blob.machine or blob.machine == host.machine():
+            return
+        address = only_on_loopback(agent)
+        if address:
+            remote.hint = cannot_connect(remote.name, address)
+            warn_once(f"loopback {address}", remote.hint)
 
     def remove(self, agent: Any, name: str) -> bool:
         """False: it was not known."""

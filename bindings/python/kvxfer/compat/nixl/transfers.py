@@ -58,6 +58,8 @@ class Transfer:
         self.peer = peer
         self.generation = generation
         self.pairs = pairs
+        self.hint = ""
+        """What may be behind its failure, for the error."""
         self._message = message
         self._merge = merge
         self._lock = threading.RLock()
@@ -88,7 +90,7 @@ class Transfer:
             except _errors.Error as error:
                 self._error = error
                 self._posted = True
-                raise from_kvxfer(error) from error
+                raise from_kvxfer(error, self.hint) from error
             finally:
                 self._post_seconds = time.monotonic() - self._start
             self._posted = True
@@ -154,7 +156,7 @@ class Transfer:
                     logger.warning("transfer to agent %s ended: %s", self.peer, self._error)
             if self._error is None:
                 return True
-            raise from_kvxfer(self._error) from self._error
+            raise from_kvxfer(self._error, self.hint) from self._error
 
     def path(self) -> str:
         """The kvxfer backend that carried it; empty: none."""
