@@ -1,11 +1,14 @@
 """Peers on other hosts, and an agent that only this host reaches."""
 
+import base64
 import dataclasses
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
-from kvxfer.compat.nixl import api, bindings, host, logs, metadata
+from kvxfer.compat.nixl import api, bindings, host, logs, metadata, reach
 from kvxfer.compat.nixl.remotes import Remotes
 from nixl_record import Pair, Recorder, run_to_end
 
@@ -104,9 +107,44 @@ def test_a_wrong_advertised_address_is_the_one_to_change(
     assert "KVXFER_ADVERTISE=10.0.0.1:0" in caplog.text
 
 
+def test_only_an_address_is_repeated_from_metadata() -> None:
+    assert "10.0.0.2:0" in reach.remedy_there("b", "10.0.0.2")
+    assert "[fd00::2]:0" in reach.remedy_there("b", "fd00::2")
+    for text in ("", "\x1b[2J", "host"):
+        assert reach.remedy_there("b", text) == reach.REMEDY
+
+
 def test_metadata_says_where_it_is_from() -> None:
     agent = api.nixl_agent("a")
-    assert metadata.decode(agent.get_agent_metadata()).machine == host.machine() != ""
+    said = metadata.decode(agent.get_agent_metadata())
+    assert said.machine == host.machine() != ""
+    assert said.address == host.own_address()
+
+
+_ELSEWHERE = """
+import base64, sys
+from kvxfer.compat.nixl import api
+print(base64.b64encode(api.nixl_agent("b").get_agent_metadata()).decode())
+"""
+
+
+def _metadata_of_another_network() -> metadata.Metadata:
+    """Of an agent with the default settings, in a network namespace of its own."""
+    command = ["unshare", "--map-root-user", "--net", sys.executable, "-c", _ELSEWHERE]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if said.returncode != 0:
+        pytest.skip(f"there is no other network namespace here: {said.stderr.strip()}")
+    return metadata.decode(base64.b64decode(said.stdout))
+
+
+def test_two_agents_that_both_listen_on_loopback(caplog: pytest.LogCaptureFixture) -> None:
+    """The default on two hosts. Expect the remedy for this side and for the other one."""
+    blob = dataclasses.replace(_metadata_of_another_network(), address="10.0.0.2")
+    agent = api.nixl_agent("a")
+    with pytest.raises(bindings.nixlBackendError, match=r"agent 'b' KVXFER_LISTEN=10\.0\.0\.2:0"):
+        agent.add_remote_agent(metadata.encode(blob))
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 1 and "set KVXFER_LISTEN=10.0.0.1:0 here" in warnings[0]
 
 
 def test_the_error_of_a_transfer_says_so() -> None:

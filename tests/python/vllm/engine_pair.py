@@ -54,7 +54,7 @@ NIXL = Connector(
     "NixlConnector",
     environment={
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "UCX_TLS": "tcp,self,sm",  # of the real NIXL
+        "UCX_TLS": "tcp,self,sm",
     },
 )
 NIXL_PUSH = replace(NIXL, name="NixlPushConnector")

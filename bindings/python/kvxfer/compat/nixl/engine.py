@@ -27,7 +27,7 @@ from .errors import (
     nixlNotSupportedError,
 )
 from .handle_table import NUMBERS
-from .host import Host, machine
+from .host import Host, machine, own_address
 from .inbox import Inbox
 from .memory import LocalMemory
 from .prepared import Pairs, PreparedList, check_lists, pairs_of_lists
@@ -148,6 +148,7 @@ class Engine:
                 kvxfer=blob,
                 sections=sections,
                 machine=machine(),
+                address=own_address(),
             )
         )
 

@@ -70,16 +70,24 @@ def own_address() -> str:
     return ""
 
 
+def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def is_address(text: str) -> bool:
+    return _parsed(text) is not None
+
+
 def is_loopback(host: str) -> bool:
     """Of an address, or of the names that are always loopback."""
     if host == "localhost" or host.endswith((".localhost", "ip6-localhost", "ip6-loopback")):
         return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    address = _parsed(host)
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address is not None and address.is_loopback
 
 
 def machine() -> str:

@@ -37,6 +37,8 @@ class Metadata:
     """By kind of memory (a number of nixl_mem_t)."""
     machine: str = ""
     """host.machine() of its agent. Empty: the drop-in there is an older one."""
+    address: str = ""
+    """Of the host, by its default route: what its agent could listen on. Empty: not known."""
 
 
 def encode(metadata: Metadata) -> bytes:
@@ -51,6 +53,7 @@ def encode(metadata: Metadata) -> bytes:
             "connection": metadata.connection,
             "backends": metadata.backends,
             "machine": metadata.machine,
+            "address": metadata.address,
             "sections": [[mem, len(keys)] for mem, keys in metadata.sections.items()],
         }
     ).encode()
@@ -117,4 +120,5 @@ def _decode_body(body: bytes) -> Metadata:
         kvxfer=body[at:],
         sections=sections,
         machine=str(head.get("machine", "")),
+        address=str(head.get("address", "")),
     )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from . import environment
-from .host import is_loopback, own_address
+from .host import is_address, is_loopback, own_address
 
 REMEDY = (
     "agents listen on loopback unless told otherwise: set KVXFER_LISTEN=HOST:0 on both sides, "
@@ -31,13 +31,24 @@ def only_on_loopback(agent: Any) -> str:
     return address if all(map(_is_local, (address, *others))) else ""
 
 
+def _at(address: str) -> str:
+    """The value to set, of an address that may not be known."""
+    host = address or "ADDRESS"
+    return f"[{host}]:0" if ":" in host else f"{host}:0"
+
+
 def cannot_connect(name: str, address: str) -> str:
     """That agent ``name``, on another host, cannot use ``address``; and the remedy."""
     variable = "KVXFER_ADVERTISE" if environment.own("ADVERTISE") else "KVXFER_LISTEN"
-    own = own_address() or "ADDRESS"
-    if ":" in own:
-        own = f"[{own}]"
     return (
         f"agent {name!r} is on another host and cannot connect to this one, which listens on "
-        f"loopback ({address}): set {variable}={own}:0 here (there is no authentication yet)"
+        f"loopback ({address}): set {variable}={_at(own_address())} here (there is no "
+        "authentication yet)"
     )
+
+
+def remedy_there(name: str, address: str) -> str:
+    """Where agent ``name`` listens on loopback, on a host that says it has ``address``."""
+    if not is_address(address):
+        return REMEDY
+    return f"{REMEDY}; for agent {name!r} KVXFER_LISTEN={_at(address)}"

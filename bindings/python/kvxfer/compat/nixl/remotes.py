@@ -17,7 +17,7 @@ from .errors import (
     nixlNotFoundError,
 )
 from .logs import warn_once
-from .reach import REMEDY, cannot_connect, only_on_loopback
+from .reach import cannot_connect, only_on_loopback, remedy_there
 
 logger = logging.getLogger("kvxfer.compat.nixl")
 
@@ -89,8 +89,8 @@ class Remotes:
             self._check(blob, known, backends)
             remote = known or Remote(blob.agent, blob.incarnation)
             if blob.sequence > remote.sequence:
-                self._tell_kvxfer(agent, blob)
                 self._look_at_reach(agent, blob, remote)
+                self._tell_kvxfer(agent, blob)
                 remote.sequence = blob.sequence
             remote.add(blob.sections)
             with self._lock:
@@ -120,7 +120,7 @@ class Remotes:
         except _errors.Error as error:
             text = f"agent {blob.agent!r} cannot be reached: {error}"
             if "loopback" in text:
-                text += f"; {REMEDY}"
+                text += f"; {remedy_there(blob.agent, blob.address)}"
             logger.error(text)
             raise nixl_error(nixlBackendError, text) from error
 
