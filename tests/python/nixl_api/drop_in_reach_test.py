@@ -104,7 +104,7 @@ def test_a_wrong_advertised_address_is_the_one_to_change(
 ) -> None:
     monkeypatch.setenv("KVXFER_ADVERTISE", "127.0.0.1")
     _load("another machine", "0.0.0.0:5")
-    assert "KVXFER_ADVERTISE=10.0.0.1:0" in caplog.text
+    assert "set KVXFER_ADVERTISE=10.0.0.1 here" in caplog.text
 
 
 def test_only_an_address_is_repeated_from_metadata() -> None:

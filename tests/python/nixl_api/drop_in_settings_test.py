@@ -154,6 +154,8 @@ _NO_NETWORK = ["^loopback", "^shm", "^libfabric", "^tcp"]
         (_RDMA_ONLY, {}, {"backends": _NO_NETWORK, "backend": RAILS}),
         (_RDMA_ONLY | {"KVXFER_BACKENDS": "^shm"}, {}, {"backend": RAILS}),
         (_RDMA_ONLY | {"KVXFER_BACKENDS": "tcp"}, {}, {}),
+        (_RDMA_ONLY | {"KVXFER_BACKENDS": "^verbs"}, {}, {}),
+        (_RDMA_ONLY | {"KVXFER_BACKENDS": "faulty:verbs"}, {}, {"backend": RAILS}),
         (_RDMA_ONLY | {"KVXFER_BACKENDS": "ucx,tcp"}, {}, {}),
         (_RDMA_ONLY | {"KVXFER_VERBS_DEVICES": "mlx5_1"}, {}, {"backends": _NO_NETWORK}),
         (

@@ -107,7 +107,7 @@ def _child(
     log = os.open(logs / f"{role.__name__}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ.setdefault("UCX_TLS", "tcp,self,sm")  # of the real NIXL
+    os.environ.setdefault("UCX_TLS", "tcp,self,sm")
     os.environ["TMPDIR"] = os.environ["SGLANG_CACHE_DIR"] = str(logs)  # leaves files there only
     try:
         choose_nixl()

@@ -39,11 +39,13 @@ def _at(address: str) -> str:
 
 def cannot_connect(name: str, address: str) -> str:
     """That agent ``name``, on another host, cannot use ``address``; and the remedy."""
-    variable = "KVXFER_ADVERTISE" if environment.own("ADVERTISE") else "KVXFER_LISTEN"
+    own = own_address()
+    setting = f"KVXFER_LISTEN={_at(own)}"
+    if environment.own("ADVERTISE"):
+        setting = f"KVXFER_ADVERTISE={own or 'ADDRESS'}"
     return (
         f"agent {name!r} is on another host and cannot connect to this one, which listens on "
-        f"loopback ({address}): set {variable}={_at(own_address())} here (there is no "
-        "authentication yet)"
+        f"loopback ({address}): set {setting} here (there is no authentication yet)"
     )
 
 

@@ -97,13 +97,18 @@ class _Reader:
         self.settings.applied.append(str(setting))
         logger.info("%s: kvxfer without %s", setting, ", ".join(sorted(backends)))
 
+    def _may_use(self, backend: str) -> bool:
+        """Whether KVXFER_BACKENDS has it: "faulty:tcp" does, "^tcp" does not."""
+        own = self._own_backends
+        named = [name.rpartition(":")[2] for name in own if not name.startswith("^")]
+        return backend in named if named else f"^{backend}" not in own
+
     def _set(self, setting: _Setting, backend: str, option: str, value: Any) -> None:
         variable = f"{backend}_{option}".upper()
         if environment.own(variable):
             logger.info("%s is not applied, for KVXFER_%s is set", setting, variable)
             return
-        named = [name for name in self._own_backends if not name.startswith("^")]
-        if named and backend not in named:
+        if not self._may_use(backend):
             logger.info("%s is not applied, for KVXFER_BACKENDS is without %s", setting, backend)
             return
         self.settings.sections.setdefault(backend, {})[option] = value
