@@ -1,0 +1,365 @@
+"""The classes that SGLang asks a transfer backend for.
+
+SGLang's common classes find out who serves what, compute which ranks belong together and keep the states
+of requests; kvxfer brings the bytes, and all that the ranks tell each other. SGLang polls; one thread
+waits for the agent, which ends with ``close``, or with the process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import kvxfer
+from kvxfer.sglang import memory, wire
+from kvxfer.sglang.decode import Decode
+from kvxfer.sglang.layout import layout_of
+from kvxfer.sglang.listening import Listener
+from kvxfer.sglang.log import logger
+from kvxfer.sglang.meetings import Meeting, Route
+from kvxfer.sglang.prefill import Prefill
+from kvxfer.sglang.settings import Settings
+from kvxfer.sglang.supported import refuse_what_is_not_supported
+from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
+from sglang.srt.disaggregation.common.conn import (
+    CommonKVBootstrapServer,
+    CommonKVManager,
+    CommonKVReceiver,
+    CommonKVSender,
+)
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_device, get_parallel
+from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
+
+_END_S = 1.5
+"""For cancelled writes to end, where SGLang takes the pages of a request back at once. An agent takes
+1 s at most (cancel_grace)."""
+
+
+class KvxferKVManager(CommonKVManager):
+    """Of one rank, prefill or decode."""
+
+    supports_deferred_decode_kv_release = True
+    reports_transfer_latency = True
+
+    def __init__(
+        self,
+        args: Any,
+        disaggregation_mode: DisaggregationMode,
+        server_args: Any,
+        is_mla_backend: bool | None = False,
+    ) -> None:
+        """ValueError: SGLang is started with what kvxfer does not do; it names the option."""
+        parallel = get_parallel()
+        refuse_what_is_not_supported(
+            args,
+            parallel,
+            envs.SGLANG_DISAGG_STAGING_BUFFER.get(),
+            bool(getattr(server_args, "enable_hisparse", False)),
+        )
+        kind = memory.kind_of_device(str(get_device().device))
+        settings = Settings.of(
+            envs.SGLANG_DISAGGREGATION_WAITING_TIMEOUT.get(),
+            envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT.get(),
+        )
+        layout = layout_of(args, parallel.attn_tp_rank, parallel.attn_tp_size, bool(is_mla_backend))
+        prefill = disaggregation_mode == DisaggregationMode.PREFILL
+        self.agent = memory.make_agent(
+            "prefill" if prefill else "decode", get_local_ip_auto(), settings
+        )
+        try:
+            # Peers write into decode's memory; nobody else touches prefill's.
+            memory.register(
+                self.agent, layout, kind, int(args.gpu_id), "none" if prefill else "write"
+            )
+            # The base registers this rank with the bootstrap server, so decode may ask before its end.
+            self._lock = threading.RLock()
+            self.prefill_side: Prefill | None = None
+            self.decode_side: Decode | None = None
+            super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
+            self._let_go_of_sockets()
+            if prefill:
+                self.prefill_side = Prefill(
+                    self.agent,
+                    layout,
+                    int(getattr(args, "total_kv_head_num", 0) or 0),
+                    self.is_hybrid_mla_backend,
+                    getattr(args, "swa_kv_cache_layout", None),
+                    settings,
+                    _PrefillEngine(self),
+                    self._lock,
+                )
+            else:
+                self.decode_side = Decode(
+                    self.agent, layout, settings, _DecodeEngine(self), self._lock
+                )
+        except BaseException:
+            self.agent.close()
+            raise
+        side = self.prefill_side or self.decode_side
+        assert side is not None
+        self._listener = Listener(self.agent, side)
+        self._listener.start()
+        atexit.register(_close, weakref.ref(self))
+
+    def close(self) -> None:
+        """Ends every request and the thread, and lets go of the memory. Idempotent."""
+        self._listener.close()
+
+    def _let_go_of_sockets(self) -> None:
+        """What the base has opened for messages, which go by notifications here."""
+        self.server_socket.close(linger=0)
+
+    def register_to_bootstrap(self) -> None:
+        self.rank_port = int(self.agent.listen_address.rpartition(":")[2])
+        super().register_to_bootstrap()
+
+    # --- the states of requests, which any thread may change ---
+
+    def update_status(self, bootstrap_room: int, status: int) -> None:
+        with self._lock:
+            super().update_status(bootstrap_room, status)
+            if status == KVPoll.Failed:
+                self.give_up(bootstrap_room, self.failure_of(bootstrap_room))
+
+    def failure_of(self, number: int) -> str:
+        with self.failure_lock:
+            return self.failure_records.get(number, "SGLang has given the request up")
+
+    def give_up(self, number: int, why: str) -> None:
+        if self.prefill_side is not None:
+            self.prefill_side.fail(number, why)
+        if self.decode_side is not None:
+            self.decode_side.give_up(number, why)
+
+    def fail_request(self, number: int, why: str) -> None:
+        """With the first reason, if SGLang still has it."""
+        with self._lock:
+            if number not in self.request_status:
+                return
+            with self.failure_lock:
+                self.failure_records.setdefault(number, why)
+            self.update_status(number, KVPoll.Failed)
+
+    # --- prefill ---
+
+    def add_transfer_request(
+        self,
+        bootstrap_room: int,
+        kv_indices: Any,
+        index_slice: slice,
+        is_last_chunk: bool,
+        aux_index: int | None = None,
+        state_indices: list[Any] | None = None,
+        wait_event: Any = None,
+        **_: Any,
+    ) -> None:
+        """For CommonKVSender.send."""
+        assert self.prefill_side is not None
+        self.prefill_side.send(
+            bootstrap_room,
+            wire.indices(kv_indices),
+            int(index_slice.start),
+            is_last_chunk,
+            int(aux_index or 0),
+            [wire.indices(each) for each in state_indices or []],
+            wait_event,
+        )
+
+    # --- decode ---
+
+    def should_verify_kv_checksum(self, bootstrap_addr: str) -> bool:
+        """Where each rank gets other bytes than prefill has summed up, there is nothing to compare."""
+        info = self.prefill_info_table.get(bootstrap_addr)
+        return info is not None and info.attn_tp_size == self.attn_tp_size
+
+    def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
+        return self.decode_side is None or self.decode_side.is_settled(bootstrap_room)
+
+
+class KvxferKVSender(CommonKVSender):
+    """Of one request, in prefill."""
+
+    def __init__(
+        self,
+        mgr: KvxferKVManager,
+        bootstrap_addr: str,
+        bootstrap_room: int,
+        req_has_disagg_prefill_dp_rank: bool = False,
+    ) -> None:
+        super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
+        self._side().open(bootstrap_room)
+
+    def poll(self) -> int:
+        """A failure is told when nothing reads the pages any more, so that they can be used again."""
+        return self._held_back(super().poll())
+
+    def failure_exception(self) -> None:
+        """Also called where another rank has failed; SGLang then takes the pages back."""
+        self._end_writes()
+        super().failure_exception()
+
+    def clear(self) -> None:
+        super().clear()
+        self._side().close(self.bootstrap_room)
+
+    def _held_back(self, state: int) -> int:
+        if state == KVPoll.Failed and self._side().is_sending(self.bootstrap_room):
+            return KVPoll.WaitingForInput
+        return state
+
+    def _end_writes(self) -> None:
+        side = self._side()
+        side.fail(self.bootstrap_room, self.kv_mgr.failure_of(self.bootstrap_room))
+        end = time.monotonic() + _END_S
+        for transfer in side.transfers(self.bootstrap_room):
+            with contextlib.suppress(kvxfer.TimedOut):
+                transfer.wait_quiet(max(0.0, end - time.monotonic()))
+
+    def _side(self) -> Prefill:
+        side: Prefill = self.kv_mgr.prefill_side
+        return side
+
+
+class KvxferKVReceiver(CommonKVReceiver):
+    """Of one request, in decode."""
+
+    def __init__(
+        self, mgr: KvxferKVManager, bootstrap_addr: str, bootstrap_room: int | None = None
+    ) -> None:
+        self.bootstrap_infos: list[tuple[Meeting, bool]] | None = None
+        super().__init__(mgr, bootstrap_addr, bootstrap_room)
+
+    def init(self, prefill_dp_rank: int) -> None:
+        """Begins to meet the ranks of prefill; the state is Bootstrapping until all are met."""
+        if self.conclude_state == KVPoll.Failed:
+            return
+        info = self.kv_mgr.prefill_info_table.get(self.bootstrap_addr)
+        if info is None:
+            self._fail(f"the prefill engine at {self.bootstrap_addr} is gone")
+            return
+        self.prefill_info = info
+        self.prefill_dp_rank = prefill_dp_rank
+        self._asking = int(info.required_dst_info_num)
+        routes, dummies = [], []
+        for cp in info.target_cp_ranks:
+            for tp in info.target_tp_ranks:
+                for pp in info.target_pp_ranks:
+                    route = Route(self.bootstrap_addr, prefill_dp_rank, cp, tp, pp)
+                    routes.append((route, self._finder(route)))
+                    dummies.append(self.kv_mgr.is_mla_backend and tp != info.target_tp_rank)
+        meetings = self._side().meet(self.bootstrap_room, routes)
+        self.bootstrap_infos = list(zip(meetings, dummies, strict=True))
+
+    def send_metadata(
+        self,
+        kv_indices: Any,
+        aux_index: int | None = None,
+        state_indices: list[Any] | None = None,
+        decode_prefix_len: int | None = None,
+        destination: KVTransferDestination = KVTransferDestination.DEVICE,
+        device_kv_indices: Any = None,
+    ) -> None:
+        if self.conclude_state == KVPoll.Failed or self.bootstrap_infos is None:
+            self._fail(f"the prefill engine at {self.bootstrap_addr} was not met")
+            return
+        if destination != KVTransferDestination.DEVICE or device_kv_indices is not None:
+            self._fail("kvxfer does not write into host pools (HiSparse, host receive)")
+            return
+        self.init_time = time.time()
+        count = len(self.kv_mgr.kv_args.state_types)
+        states = [wire.indices(each) for each in state_indices or [None] * count]
+        self._side().ask(
+            self.bootstrap_room,
+            self.bootstrap_infos,
+            wire.indices(kv_indices),
+            int(aux_index or 0),
+            states,
+            int(decode_prefix_len or 0),
+            self._asking,
+        )
+
+    def poll(self) -> int:
+        """A failure is told when nothing can land in the pages any more, so that they can be used
+        again, or after twice SGLANG_KVXFER_QUIET_TIMEOUT: then is_abort_release_safe says no."""
+        state: int = super().poll()
+        if state == KVPoll.Failed and self._side().is_draining(self.bootstrap_room):
+            return KVPoll.Transferring
+        return state
+
+    def _clear(self) -> None:
+        """Also called where another rank has failed."""
+        self._side().give_up(self.bootstrap_room, self.kv_mgr.failure_of(self.bootstrap_room))
+        super()._clear()
+
+    def invalidate_cached_bootstrap_infos(self) -> None:
+        """Ranks of prefill are kept by kvxfer, and forgotten when they are gone."""
+
+    def _send_abort_notification(self, *, force_arm: bool = False) -> None:
+        self._side().give_up(self.bootstrap_room, self.kv_mgr.failure_of(self.bootstrap_room))
+
+    def _fail(self, why: str) -> None:
+        self.kv_mgr.fail_request(self.bootstrap_room, why)
+        self.conclude_state = KVPoll.Failed
+
+    def _finder(self, route: Route) -> Callable[[], str]:
+        def find() -> str:
+            info = self._get_bootstrap_info_from_server(route.dp, route.cp, route.tp, route.pp)
+            if info is None:
+                raise ValueError("the bootstrap server does not know it")
+            address: str = NetworkAddress(info["rank_ip"], int(info["rank_port"])).to_host_port_str()
+            return address
+
+        return find
+
+    def _side(self) -> Decode:
+        side: Decode = self.kv_mgr.decode_side
+        return side
+
+
+class KvxferKVBootstrapServer(CommonKVBootstrapServer):
+    """SGLang's own: ranks of prefill register the address of their agent."""
+
+
+class _PrefillEngine:
+    def __init__(self, manager: KvxferKVManager) -> None:
+        self._manager = weakref.proxy(manager)
+
+    def asked(self, number: int, prefix: int) -> None:
+        self._manager.req_to_decode_prefix_len[number] = prefix
+        self._manager.update_status(number, KVPoll.WaitingForInput)
+
+    def sent(self, number: int) -> None:
+        self._manager.update_status(number, KVPoll.Success)
+
+    def failed(self, number: int, why: str) -> None:
+        self._manager.fail_request(number, why)
+
+
+class _DecodeEngine:
+    def __init__(self, manager: KvxferKVManager) -> None:
+        self._manager = weakref.proxy(manager)
+
+    def met(self, number: int) -> None:
+        self._manager.update_status(number, KVPoll.WaitingForInput)
+
+    def arrived(self, number: int) -> None:
+        self._manager.update_status(number, KVPoll.Success)
+
+    def failed(self, number: int, why: str) -> None:
+        self._manager.fail_request(number, why)
+
+    def prefill_gone(self, bootstrap: str) -> None:
+        if self._manager.prefill_info_table.pop(bootstrap, None) is not None:
+            logger.warning("kvxfer: lost a prefill rank of %s; it is met anew", bootstrap)
+
+
+def _close(manager: weakref.ref[KvxferKVManager]) -> None:
+    found = manager()
+    if found is not None:
+        found.close()

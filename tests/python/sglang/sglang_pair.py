@@ -1,0 +1,142 @@
+"""Ranks of both sides with a bootstrap server, each in a process, as a test drives them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import sglang_rank
+from sglang_rank import Spec
+
+FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
+_LIMIT_S = 20.0
+
+
+def context() -> Any:
+    """Of the process that ranks are forked from."""
+    users = os.environ["KVXFER_TEST_USERS_PATH"]
+    here = str(Path(__file__).parent)
+    paths = [here, *[each for each in sys.path if each], users]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["sglang_preload"])
+    return found
+
+
+class Process:
+    """Calls of methods it does not know are those of the rank."""
+
+    def __init__(self, start: Any, kind: type, argument: Any, log: Path) -> None:
+        self._end, theirs = multiprocessing.Pipe()
+        self.log = log
+        self.process = start.Process(
+            target=sglang_rank.serve, args=(theirs, kind, argument, str(log)), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def wait_started(self) -> None:
+        self._answer("start", 60.0)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self._end.send((name, arguments))
+            return self._answer(name, _LIMIT_S)
+
+        return call
+
+    def _answer(self, name: str, limit_s: float) -> Any:
+        if not self._end.poll(limit_s):
+            raise AssertionError(f"{name}: no answer in {limit_s} s{self.tail()}")
+        try:
+            well, value = self._end.recv()
+        except EOFError:
+            raise AssertionError(f"{name}: the process has died{self.tail()}") from None
+        if not well:
+            raise RuntimeError(value)
+        return value
+
+    def tail(self, lines: int = 25) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n" + "\n".join(text.splitlines()[-lines:])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+
+def until(rank: Process, room: int, *wanted: int, limit_s: float = _LIMIT_S) -> int:
+    """Polls as SGLang's scheduler does; the state that it comes to."""
+    end = time.monotonic() + limit_s
+    while (state := rank.poll(room)) not in wanted:
+        assert state not in (FAILED, SUCCESS), f"state {state}: {rank.failure(room)}{rank.tail()}"
+        assert time.monotonic() < end, f"still in state {state}{rank.tail()}"
+        time.sleep(0.002)
+    return state
+
+
+class Cluster:
+    def __init__(self, start: Any, logs: Path) -> None:
+        self._start = start
+        self._logs = logs
+        self.processes: list[Process] = []
+        self.port = _free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._boot = self._begin(sglang_rank.Bootstrap, self.port)
+        self._boot.wait_started()
+        self._await_port()
+
+    def _begin(self, kind: type, argument: Any) -> Process:
+        log = self._logs / f"{len(self.processes)}.log"
+        process = Process(self._start, kind, argument, log)
+        self.processes.append(process)
+        return process
+
+    def rank(self, role: str, **options: Any) -> Process:
+        process = self.begin(role, **options)
+        process.wait_started()
+        return process
+
+    def begin(self, role: str, **options: Any) -> Process:
+        return self._begin(sglang_rank.Rank, self.spec(role, **options))
+
+    def ranks(self, role: str, size: int, **options: Any) -> list[Process]:
+        begun = [self.begin(role, tp_rank=each, tp_size=size, **options) for each in range(size)]
+        for each in begun:
+            each.wait_started()
+        return begun
+
+    def spec(self, role: str, **options: Any) -> Spec:
+        if role == "decode":
+            options = {"pages": 80, "seed": 2} | options
+        return Spec(role, self.address, **options)
+
+    def _await_port(self) -> None:
+        end = time.monotonic() + _LIMIT_S
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            assert time.monotonic() < end, "no bootstrap server"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        for each in self.processes:
+            each.process.kill()
+        for each in self.processes:
+            each.process.join(10)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
