@@ -70,8 +70,17 @@ class Process:
         self.process.kill()
         self.process.join(10)
 
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+    def stop(self) -> None:
+        """All of its threads, by the time that this returns."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        end = time.monotonic() + _LIMIT_S
+        while any(") T " not in (each / "stat").read_text() for each in tasks.iterdir()):
+            assert time.monotonic() < end, "it does not stop"
+            time.sleep(0.001)
+
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
 
 
 def until(rank: Process, room: int, *wanted: int, limit_s: float = _LIMIT_S) -> int:

@@ -204,6 +204,10 @@ class KvxferKVSender(CommonKVSender):
         self._end_writes()
         super().failure_exception()
 
+    def abort(self) -> None:
+        if self.conclude_state != KVPoll.Success:
+            super().abort()
+
     def clear(self) -> None:
         super().clear()
         self._side().close(self.bootstrap_room)
@@ -218,8 +222,8 @@ class KvxferKVSender(CommonKVSender):
         side.fail(self.bootstrap_room, self.kv_mgr.failure_of(self.bootstrap_room))
         end = time.monotonic() + _END_S
         for transfer in side.transfers(self.bootstrap_room):
-            with contextlib.suppress(kvxfer.TimedOut):
-                transfer.wait_quiet(max(0.0, end - time.monotonic()))
+            with contextlib.suppress(kvxfer.Error):
+                transfer.wait(max(0.0, end - time.monotonic()))
 
     def _side(self) -> Prefill:
         side: Prefill = self.kv_mgr.prefill_side
@@ -291,6 +295,10 @@ class KvxferKVReceiver(CommonKVReceiver):
         if state == KVPoll.Failed and self._side().is_draining(self.bootstrap_room):
             return KVPoll.Transferring
         return state
+
+    def abort(self) -> None:
+        if self.conclude_state != KVPoll.Success:
+            super().abort()
 
     def _clear(self) -> None:
         """Also called where another rank has failed."""

@@ -174,8 +174,7 @@ class Decode:
             if not part.total:
                 return
             if part.index + 1 != part.total or rank.parts != part.total:
-                self._fail(attempt, f"{rank.parts} of {part.total} writes of {peer} have arrived")
-                return
+                return  # one before it has failed: prefill says why
             rank.whole = rank.ended = True
             if all(each.whole or each.dummy for each in attempt.ranks):
                 self._remove(attempt)
@@ -223,7 +222,7 @@ class Decode:
                 if rank is not None and not rank.ended:
                     rank.gone = rank.gone or time.monotonic()
                     self._fail(attempt, why)
-            self._forget_if_unused(peer)
+            self._forget_if_unused(meeting)
 
     def tick(self) -> bool:
         """Whether something is awaited, so that it is to be called again soon."""
@@ -325,7 +324,7 @@ class Decode:
             shown(rank.name),
         )
         rank.gone = now
-        self._meetings.forget(rank.name)
+        self._meetings.forget(rank.meeting)
         self._engine.prefill_gone(rank.meeting.route.bootstrap)
         self._look_whether_quiet(rank)
         for other in list(self._attempts.values()):
@@ -359,11 +358,11 @@ class Decode:
             del self._by_number[attempt.room]
         for rank in attempt.ranks:
             if rank.gone:
-                self._forget_if_unused(rank.name)
+                self._forget_if_unused(rank.meeting)
 
-    def _forget_if_unused(self, peer: str) -> None:
-        if not any(_rank_of(attempt, peer) for attempt in self._attempts.values()):
-            self._meetings.forget(peer)
+    def _forget_if_unused(self, meeting: Meeting) -> None:
+        if not any(_rank_of(attempt, meeting.name) for attempt in self._attempts.values()):
+            self._meetings.forget(meeting)
 
 
 def _rank_of(attempt: _Attempt, peer: str) -> _Rank | None:

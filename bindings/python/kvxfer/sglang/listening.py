@@ -63,7 +63,7 @@ class Listener:
                 self._notification(event)
             case kvxfer.TransferEnd():
                 self._side.ended(event.user_word, event.transfer)
-            case kvxfer.PeerEvent() if event.kind == "lost":
+            case kvxfer.PeerEvent() if event.kind == "lost" and not _by_ourselves(event):
                 self._side.lost(event.peer, shown(event.cause))
 
     def _notification(self, note: kvxfer.Notification) -> None:
@@ -77,3 +77,8 @@ class Listener:
                 self._side.message(note, message)
         except ValueError as error:
             warn_of_peer("malformed", "%s: %s", shown(note.peer), shown(error))
+
+
+def _by_ourselves(event: kvxfer.PeerEvent) -> bool:
+    """The peer was removed here, and may have been met anew since."""
+    return isinstance(event.cause, kvxfer.Cancelled)

@@ -99,10 +99,10 @@ class Meetings:
     def answered(self, name: str, why: str) -> None:
         """``why``: it refuses; empty: it is welcome."""
         meeting = self._by_name.get(name)
-        if meeting is None:
+        if meeting is None or meeting.met:
             return
         if why:
-            self.forget(name)
+            self.forget(meeting)
         meeting.met = not why
         self._done(meeting, why)
 
@@ -111,13 +111,14 @@ class Meetings:
         if self._known.get(meeting.route) is meeting:
             del self._known[meeting.route]
 
-    def forget(self, name: str) -> None:
-        """Nothing of it can come any more."""
-        meeting = self._by_name.pop(name, None)
-        if meeting is not None:
-            self.drop(meeting)
+    def forget(self, meeting: Meeting) -> None:
+        """Nothing of it can come any more. Not if its agent was met anew."""
+        self.drop(meeting)
+        if not meeting.name or self._by_name.get(meeting.name) is not meeting:
+            return
+        del self._by_name[meeting.name]
         try:
-            self._agent.remove_peer(name)
+            self._agent.remove_peer(meeting.name)
         except kvxfer.NotFound:
             pass
 
@@ -125,13 +126,8 @@ class Meetings:
         limit = 3 * self._settings.meeting_timeout  # the bootstrap server, the agent, its answer
         for meeting in self.every():
             if not meeting.met and now > meeting.since + limit:
-                self._give_up(meeting)
+                self.forget(meeting)
                 self._done(meeting, f"prefill has not answered for {limit:g} s")
-
-    def _give_up(self, meeting: Meeting) -> None:
-        self.drop(meeting)
-        if meeting.name:
-            self.forget(meeting.name)
 
     def _look(self, meeting: Meeting, find: Find) -> None:
         """Without the lock, on a thread of its own."""
@@ -147,7 +143,7 @@ class Meetings:
         with self._lock:
             self._under_way -= 1
             if why and self._known.get(meeting.route) is meeting:
-                self._give_up(meeting)
+                self.forget(meeting)
                 self._done(meeting, why)
 
     def _greet(self, meeting: Meeting, metadata: bytes) -> None:

@@ -27,6 +27,7 @@ from kvxfer.sglang.wire import Ids, Part, Want
 _MAX_EARLY = 16_384
 """Rooms that decode has asked for and SGLang does not have here, of all ranks of decode together."""
 _MAX_PEERS = 4096
+_FORGET_LOST_S = 60.0
 
 
 class Engine(Protocol):
@@ -46,7 +47,7 @@ class _Peer:
     """A rank of decode, in one life."""
 
     plan: Plan
-    lost: bool = False
+    lost: float = 0.0  # since when
 
 
 @dataclass(eq=False)
@@ -162,10 +163,8 @@ class Prefill:
                 del self._rooms[number]  # a failed one is kept for those who ask late
 
     def is_sending(self, number: int) -> bool:
-        """Writes of a request that has failed may still read its pages."""
-        with self._lock:
-            room = self._rooms.get(number)
-            return room is not None and any(copy.open for copy in room.copies.values())
+        """Writes of a request may still read its pages here."""
+        return any(not transfer.done() for transfer in self.transfers(number))
 
     def transfers(self, number: int) -> list[kvxfer.Transfer]:
         with self._lock:
@@ -200,7 +199,7 @@ class Prefill:
                 return
             room = self._rooms.get(copy.want.room)
             if transfer.state != "done" and not copy.over and room is not None:
-                self._fail(copy.want.room, room, str(transfer.error))
+                self._fail(copy.want.room, room, f"decode ({copy.peer}): {transfer.error}")
             if transfer.quarantined:
                 return  # tick() looks again
             self._forget(word, copy)
@@ -211,7 +210,7 @@ class Prefill:
     def lost(self, peer: str, cause: str) -> None:
         with self._lock:
             if peer in self._peers:
-                self._peers[peer].lost = True
+                self._peers[peer].lost = time.monotonic()
             for (name, _), copy in list(self._copies.items()):
                 room = self._rooms.get(copy.want.room)
                 if name == peer and room is not None:
@@ -227,7 +226,7 @@ class Prefill:
                     self._forget(word, copy)
                     self._settle(copy)
             self._expire(now)
-            self._forget_lost()
+            self._forget_lost(now - _FORGET_LOST_S)
             return bool(self._by_word)
 
     # --- the parts of it ---
@@ -250,6 +249,8 @@ class Prefill:
                 f"decode speaks version {message.get('version')}, prefill {wire.VERSION}: install "
                 "the same kvxfer on both sides"
             )
+        if len(self._peers) >= _MAX_PEERS:
+            self._forget_lost(time.monotonic())
         if len(self._peers) >= _MAX_PEERS:
             raise Refused(f"prefill knows {_MAX_PEERS} ranks of decode already")
         layout = from_message(message.get("layout"))
@@ -469,9 +470,12 @@ class Prefill:
                 self._fail(number, room, f"prefill has had no request of room {number} for {seconds:g} s")
             del self._rooms[number]
 
-    def _forget_lost(self) -> None:
+    def _forget_lost(self, before: float) -> None:
+        """A rank of decode whose connection was cut may come again."""
         busy = {peer for peer, _ in self._copies}
-        for name in [each for each, peer in self._peers.items() if peer.lost and each not in busy]:
+        for name, peer in list(self._peers.items()):
+            if not 0.0 < peer.lost < before or name in busy:
+                continue
             del self._peers[name]
             try:
                 self._agent.remove_peer(name)
