@@ -15,13 +15,13 @@ import sglang_pair
 
 
 @pytest.fixture(scope="session")
-def start() -> Any:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
     users = os.environ.get("KVXFER_TEST_USERS_PATH")
     if users is None or not (Path(users) / "sglang").is_dir():
         pytest.skip("no sglang here: tests/python/environment/python-env has it")
     if importlib.util.find_spec("kvxfer") is None:
         pytest.skip("no kvxfer here")
-    return sglang_pair.context()
+    return sglang_pair.context(tmp_path_factory.mktemp("entry_points"))
 
 
 @pytest.fixture

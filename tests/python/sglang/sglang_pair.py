@@ -12,17 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import sglang_rank
+import tomllib
 from sglang_rank import Spec
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
 _LIMIT_S = 20.0
 
 
-def context() -> Any:
-    """Of the process that ranks are forked from."""
+def context(folder: Path) -> Any:
+    """Of the process that ranks are forked from. ``folder``: for what pip would write of kvxfer's entry
+    points, which the tested package has only if it was installed anew."""
     users = os.environ["KVXFER_TEST_USERS_PATH"]
-    here = str(Path(__file__).parent)
-    paths = [here, *[each for each in sys.path if each], users]
+    here = Path(__file__).parent
+    project = tomllib.loads((here.parents[2] / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["sglang.srt.plugins"]
+    info = folder / "kvxfer_entry_points-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvxfer-entry-points\nVersion: 1\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[sglang.srt.plugins]", *lines]))
+    paths = [str(here), *[each for each in sys.path if each], users, str(folder)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["sglang_preload"])
@@ -95,14 +104,23 @@ def until(rank: Process, room: int, *wanted: int, limit_s: float = _LIMIT_S) -> 
 
 class Cluster:
     def __init__(self, start: Any, logs: Path) -> None:
+        self._boot: Process | None = None
         self._start = start
         self._logs = logs
         self.processes: list[Process] = []
         self.port = _free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._boot = self._begin(sglang_rank.Bootstrap, self.port)
-        self._boot.wait_started()
-        self._await_port()
+
+    def plugin(self) -> Process:
+        process = self._begin(sglang_rank.Plugin, None)
+        process.wait_started()
+        return process
+
+    def _begin_bootstrap(self) -> None:
+        if self._boot is None:
+            self._boot = self._begin(sglang_rank.Bootstrap, self.port)
+            self._boot.wait_started()
+            self._await_port()
 
     def _begin(self, kind: type, argument: Any) -> Process:
         log = self._logs / f"{len(self.processes)}.log"
@@ -116,6 +134,7 @@ class Cluster:
         return process
 
     def begin(self, role: str, **options: Any) -> Process:
+        self._begin_bootstrap()
         return self._begin(sglang_rank.Rank, self.spec(role, **options))
 
     def ranks(self, role: str, size: int, **options: Any) -> list[Process]:

@@ -23,13 +23,6 @@ HEAD_BYTES = 64
 STATE_SLOTS = 12
 
 
-def add_users() -> None:
-    """SGLang lies behind all else."""
-    users = os.environ.get("KVXFER_TEST_USERS_PATH")
-    if users and users not in sys.path:
-        sys.path.append(users)
-
-
 @dataclasses.dataclass(frozen=True)
 class Spec:
     role: str
@@ -92,23 +85,18 @@ class Rank:
         self.senders: dict[int, Any] = {}
         self.receivers: dict[int, Any] = {}
         arguments = _publish(spec)
-        from sglang.srt.disaggregation.utils import (
-            DisaggregationMode,
-            KVClassType,
-            TransferBackend,
-            get_kv_class,
-        )
+        from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType
 
-        def named(kind: Any) -> Any:
-            return get_kv_class(TransferBackend("kvxfer"), kind)
-
+        named = _class
         self._sender, self._receiver = named(KVClassType.SENDER), named(KVClassType.RECEIVER)
         prefill = spec.role == "prefill"
         buffers = range(spec.layers * (1 if spec.mla else 2))
         fill = (lambda array: array) if prefill else np.zeros_like
         self.kv = [np.array(fill(own_content(spec, each, spec))) for each in buffers]
         self.aux = [np.array(fill(aux_content(spec, each))) for each in range(len(AUX_ITEMS))]
-        self.state = [np.array(fill(state_content(spec, each))) for each in range(2 * bool(spec.state))]
+        self.state = [
+            np.array(fill(state_content(spec, each))) for each in range(2 * bool(spec.state))
+        ]
         self.manager = named(KVClassType.MANAGER)(
             self._kv_args(),
             DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE,
@@ -232,6 +220,9 @@ class Rank:
         self.manager.close()
         return [each.name for each in threading.enumerate() if each.name.startswith("kvxfer")]
 
+    def port(self) -> int:
+        return int(self.manager.agent.listen_address.rpartition(":")[2])
+
     def counts(self) -> dict[str, int]:
         """What the two sides and SGLang's manager keep."""
         side = self.manager.prefill_side or self.manager.decode_side
@@ -262,10 +253,60 @@ class Bootstrap:
     """SGLang's server by which ranks find each other."""
 
     def __init__(self, port: int) -> None:
-        from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
+        from sglang.srt.disaggregation.utils import KVClassType
 
-        kind = get_kv_class(TransferBackend("kvxfer"), KVClassType.BOOTSTRAP_SERVER)
-        self.server = kind(host="127.0.0.1", port=port)
+        self.server = _class(KVClassType.BOOTSTRAP_SERVER)(host="127.0.0.1", port=port)
+
+
+class Plugin:
+    """What SGLang has after it has loaded its plugins."""
+
+    def __init__(self, _: None) -> None: ...
+
+    def parse(self, *arguments: str) -> str:
+        import argparse
+
+        from sglang.srt.server_args import ServerArgs
+
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        ServerArgs.add_cli_args(parser)
+        parsed = parser.parse_args(["--model-path", "dummy", *arguments])
+        return parsed.disaggregation_transfer_backend
+
+    def classes(self) -> dict[str, str]:
+        """Of every backend that can be imported here, by SGLang's name."""
+        from sglang.srt.disaggregation.utils import KVClassType
+
+        return {each.name: _class(each).__module__ for each in KVClassType}
+
+    def others(self) -> list[str]:
+        from sglang.srt.disaggregation import utils
+        from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
+        from sglang.srt.managers import disagg_service
+
+        assert disagg_service.TransferBackend is utils.TransferBackend
+        fake = get_kv_class(TransferBackend.FAKE, KVClassType.SENDER)
+        return [*(each.value for each in TransferBackend), fake.__name__]
+
+    def register_without(self, module: str, owner: str, name: str) -> str:
+        """What is said where SGLang lacks that."""
+        import importlib
+
+        import kvxfer.sglang
+
+        holder = importlib.import_module(module)
+        delattr(getattr(holder, owner) if owner else holder, name)
+        try:
+            kvxfer.sglang.register()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+
+def _class(kind: Any) -> Any:
+    from sglang.srt.disaggregation.utils import TransferBackend, get_kv_class
+
+    return get_kv_class(TransferBackend("kvxfer"), kind)
 
 
 def _infos(arrays: list[np.ndarray]) -> tuple[list[int], list[int], list[int]]:
@@ -304,6 +345,9 @@ def _publish(spec: Spec) -> Any:
 def serve(end: Connection, kind: type, argument: Any, log: str) -> None:
     """The process of a rank: answers calls until the pipe is closed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # multiprocessing has put the path of the test's process in place of that of this one.
+    given = os.environ["PYTHONPATH"].split(os.pathsep)
+    sys.path += [each for each in given if each not in sys.path]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

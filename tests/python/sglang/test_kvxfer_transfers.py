@@ -130,7 +130,9 @@ def test_requests_share_the_ranks(cluster: Cluster) -> None:
         assert prefill.sent_bytes(room) == 4 * 6 * cluster.spec("prefill").page_bytes()
         until(decode, room, SUCCESS)
         pages |= {room * 4 + each: room + 10 * each for each in range(4)}
-    assert decode.wrong(cluster.spec("prefill"), pages, {each % 8: each % 8 for each in rooms}) == []
+    assert (
+        decode.wrong(cluster.spec("prefill"), pages, {each % 8: each % 8 for each in rooms}) == []
+    )
 
 
 def test_bootstrapping_until_decode_has_asked(cluster: Cluster) -> None:

@@ -21,19 +21,20 @@ if TYPE_CHECKING:
         KvxferKVSender,
     )
 
-_CLASSES = (
+__all__ = [
+    "BACKEND",
     "KvxferKVBootstrapServer",
     "KvxferKVManager",
     "KvxferKVReceiver",
     "KvxferKVSender",
-)
-
-__all__ = [*_CLASSES, "BACKEND", "install", "register"]
+    "install",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:
     """SGLang itself is imported when a class is asked for, not with this package."""
-    if name not in _CLASSES:
+    if name not in __all__:
         raise AttributeError(f"module 'kvxfer.sglang' has no attribute {name!r}")
     from kvxfer.sglang import conn
 

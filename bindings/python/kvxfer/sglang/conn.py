@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import kvxfer
-from kvxfer.sglang import memory, wire
-from kvxfer.sglang.decode import Decode
-from kvxfer.sglang.layout import layout_of
-from kvxfer.sglang.listening import Listener
-from kvxfer.sglang.log import logger
-from kvxfer.sglang.meetings import Meeting, Route
-from kvxfer.sglang.prefill import Prefill
-from kvxfer.sglang.settings import Settings
-from kvxfer.sglang.supported import refuse_what_is_not_supported
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import (
     CommonKVBootstrapServer,
@@ -35,6 +26,17 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
+
+import kvxfer
+from kvxfer.sglang import memory, wire
+from kvxfer.sglang.decode import Decode
+from kvxfer.sglang.layout import layout_of
+from kvxfer.sglang.listening import Listener
+from kvxfer.sglang.log import logger
+from kvxfer.sglang.meetings import Meeting, Route
+from kvxfer.sglang.prefill import Prefill
+from kvxfer.sglang.settings import Settings
+from kvxfer.sglang.supported import refuse_what_is_not_supported
 
 _END_S = 1.5
 """For cancelled writes to end, where SGLang takes the pages of a request back at once. An agent takes
@@ -56,12 +58,7 @@ class KvxferKVManager(CommonKVManager):
     ) -> None:
         """ValueError: SGLang is started with what kvxfer does not do; it names the option."""
         parallel = get_parallel()
-        refuse_what_is_not_supported(
-            args,
-            parallel,
-            envs.SGLANG_DISAGG_STAGING_BUFFER.get(),
-            bool(getattr(server_args, "enable_hisparse", False)),
-        )
+        refuse_what_is_not_supported(args, parallel, server_args, os.environ)
         kind = memory.kind_of_device(str(get_device().device))
         settings = Settings.of(
             envs.SGLANG_DISAGGREGATION_WAITING_TIMEOUT.get(),
@@ -129,7 +126,7 @@ class KvxferKVManager(CommonKVManager):
 
     def failure_of(self, number: int) -> str:
         with self.failure_lock:
-            return self.failure_records.get(number, "SGLang has given the request up")
+            return str(self.failure_records.get(number, "SGLang has given the request up"))
 
     def give_up(self, number: int, why: str) -> None:
         if self.prefill_side is not None:
@@ -170,6 +167,11 @@ class KvxferKVManager(CommonKVManager):
             [wire.indices(each) for each in state_indices or []],
             wait_event,
         )
+
+    def note_copies(self, copies: int) -> None:
+        """For SGLang's count of bytes: ranks of MLA are all written the same."""
+        if self.is_mla_backend:
+            self._kv_replica_factor = copies
 
     # --- decode ---
 
@@ -214,7 +216,7 @@ class KvxferKVSender(CommonKVSender):
 
     def _held_back(self, state: int) -> int:
         if state == KVPoll.Failed and self._side().is_sending(self.bootstrap_room):
-            return KVPoll.WaitingForInput
+            return int(KVPoll.WaitingForInput)
         return state
 
     def _end_writes(self) -> None:
@@ -293,7 +295,7 @@ class KvxferKVReceiver(CommonKVReceiver):
         again, or after twice SGLANG_KVXFER_QUIET_TIMEOUT: then is_abort_release_safe says no."""
         state: int = super().poll()
         if state == KVPoll.Failed and self._side().is_draining(self.bootstrap_room):
-            return KVPoll.Transferring
+            return int(KVPoll.Transferring)
         return state
 
     def abort(self) -> None:
@@ -320,7 +322,9 @@ class KvxferKVReceiver(CommonKVReceiver):
             info = self._get_bootstrap_info_from_server(route.dp, route.cp, route.tp, route.pp)
             if info is None:
                 raise ValueError("the bootstrap server does not know it")
-            address: str = NetworkAddress(info["rank_ip"], int(info["rank_port"])).to_host_port_str()
+            address: str = NetworkAddress(
+                info["rank_ip"], int(info["rank_port"])
+            ).to_host_port_str()
             return address
 
         return find
@@ -338,7 +342,8 @@ class _PrefillEngine:
     def __init__(self, manager: KvxferKVManager) -> None:
         self._manager = weakref.proxy(manager)
 
-    def asked(self, number: int, prefix: int) -> None:
+    def asked(self, number: int, prefix: int, copies: int) -> None:
+        self._manager.note_copies(copies)
         self._manager.req_to_decode_prefix_len[number] = prefix
         self._manager.update_status(number, KVPoll.WaitingForInput)
 

@@ -25,7 +25,9 @@ def heads_of(total: int, rank: int, size: int) -> range:
     return range(head, head + 1)
 
 
-def head_range(total: int, source: int, sources: int, target: int, targets: int) -> HeadRange | None:
+def head_range(
+    total: int, source: int, sources: int, target: int, targets: int
+) -> HeadRange | None:
     """What rank ``source`` of ``sources`` writes for rank ``target`` of ``targets``; None: another
     rank that has the same heads does. ValueError: one size is no multiple of the other."""
     if sources % targets and targets % sources:
@@ -34,7 +36,9 @@ def head_range(total: int, source: int, sources: int, target: int, targets: int)
     first, end = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
     if first >= end:
         raise ValueError(f"rank {source} of {sources} has no head of rank {target} of {targets}")
-    if any(heads_of(total, each, sources) == ours for each in _asked_before(source, sources, targets)):
+    if any(
+        heads_of(total, each, sources) == ours for each in _asked_before(source, sources, targets)
+    ):
         return None
     return HeadRange(first - ours.start, first - theirs.start, end - first)
 

@@ -41,9 +41,7 @@ def kind_of_device(device: str) -> _Kind:
     )
 
 
-def register(
-    agent: kvxfer.Agent, layout: Layout, kind: _Kind, device: int, access: Any
-) -> None:
+def register(agent: kvxfer.Agent, layout: Layout, kind: _Kind, device: int, access: Any) -> None:
     """K, V and states lie on the device, the metadata buffers in host memory."""
     on_device = [*layout.kv, *(entry for state in layout.states for entry in state.entries)]
     number = device if kind == "cuda" else 0

@@ -150,7 +150,10 @@ def _copies(
     cut = [(_head_bytes(what, each, tokens, width), each) for each in pairs]
     return Copies(
         [_tokens(mine, tokens, heads.source * head, heads.count * head) for head, (mine, _) in cut],
-        [_tokens(other, tokens, heads.target * head, heads.count * head) for head, (_, other) in cut],
+        [
+            _tokens(other, tokens, heads.target * head, heads.count * head)
+            for head, (_, other) in cut
+        ],
         tokens,
     )
 

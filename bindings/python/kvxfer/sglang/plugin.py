@@ -97,7 +97,7 @@ def _check() -> None:
 
 def _has(module: str, name: str) -> bool:
     try:
-        found = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
     except ImportError:
         return False
     for part in name.split("."):

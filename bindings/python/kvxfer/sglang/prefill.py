@@ -33,8 +33,9 @@ _FORGET_LOST_S = 60.0
 class Engine(Protocol):
     """What SGLang is told. Called with the lock held."""
 
-    def asked(self, number: int, prefix: int) -> None:
-        """All have said where the request goes; decode has ``prefix`` tokens of it."""
+    def asked(self, number: int, prefix: int, copies: int) -> None:
+        """All have said where the request goes; decode has ``prefix`` tokens of it. ``copies``: to so
+        many ranks something is written."""
 
     def sent(self, number: int) -> None:
         """All of it is there."""
@@ -293,9 +294,7 @@ class Prefill:
         if any(copy.want.ranks != want.ranks for copy in room.copies.values()):
             self._fail(want.room, room, "ranks of decode do not agree on how many ask")
             return room.over
-        room.copies[peer] = self._copies[(peer, want.request)] = _Copy(
-            peer, want, time.monotonic()
-        )
+        room.copies[peer] = self._copies[(peer, want.request)] = _Copy(peer, want, time.monotonic())
         self._tell_if_asked(want.room, room)
         return ""
 
@@ -313,7 +312,8 @@ class Prefill:
         wants = [copy.want for copy in room.copies.values()]
         if room.opened and not room.asked and wants and len(wants) >= wants[0].ranks:
             room.asked = True
-            self._engine.asked(number, max(want.prefix for want in wants))
+            copies = sum(not want.dummy for want in wants)
+            self._engine.asked(number, max(want.prefix for want in wants), copies)
 
     def _kept(self, peer: str, requests: Any) -> None:
         if not isinstance(requests, list):
@@ -352,7 +352,9 @@ class Prefill:
         writes = self._writes(peer.plan, copy.want, pages, first, last, aux, states)
         for nth, (copies, source, target) in enumerate(writes):
             total = copy.parts + 1 if last and nth == len(writes) - 1 else 0
-            self._write(copy, copies, source, target, Part(copy.want.request, copy.parts, total), event)
+            self._write(
+                copy, copies, source, target, Part(copy.want.request, copy.parts, total), event
+            )
         if last and not writes:
             part = Part(copy.want.request, copy.parts, copy.parts + 1)
             self._write(copy, None, pages, pages, part, event)
@@ -406,7 +408,9 @@ class Prefill:
         if not last:
             return writes
         if first + len(pages) != len(want.pages):
-            raise Refused(f"prefill ends at page {first + len(pages)} of {len(want.pages)} of decode")
+            raise Refused(
+                f"prefill ends at page {first + len(pages)} of {len(want.pages)} of decode"
+            )
         for index, copies in enumerate(plan.states):
             source = states[index] if index < len(states) else wire.indices(None)
             target = want.states[index]
@@ -467,7 +471,9 @@ class Prefill:
                 continue
             if not room.over:
                 seconds = self._settings.bootstrap_timeout
-                self._fail(number, room, f"prefill has had no request of room {number} for {seconds:g} s")
+                self._fail(
+                    number, room, f"prefill has had no request of room {number} for {seconds:g} s"
+                )
             del self._rooms[number]
 
     def _forget_lost(self, before: float) -> None:

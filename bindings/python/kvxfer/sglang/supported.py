@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 STATES = ("mamba", "swa", "dsa", "block_scale", "block_scale_swa")
@@ -10,7 +11,20 @@ STATES = ("mamba", "swa", "dsa", "block_scale", "block_scale_swa")
 _OTHER = "or use --disaggregation-transfer-backend nixl"
 
 
-def refuse_what_is_not_supported(kv_args: Any, parallel: Any, staging: bool, hisparse: bool) -> None:
+_OPTIONS = {
+    "enable_hisparse": ("--enable-hisparse", "its host pool is not moved"),
+    "enable_memory_saver": ("--enable-memory-saver", "memory that peers write would be freed"),
+    "enable_pd_role_switch": ("--enable-pd-role-switch", "a rank keeps its role"),
+}
+_VARIABLES = {
+    "SGLANG_DISAGG_STAGING_BUFFER": "kvxfer stages by itself",
+    "SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "the metadata buffers have to be in host memory",
+}
+
+
+def refuse_what_is_not_supported(
+    kv_args: Any, parallel: Any, server_args: Any, environment: Mapping[str, str]
+) -> None:
     """ValueError."""
     for option, size in (
         ("--pp-size", parallel.pp_size),
@@ -21,10 +35,12 @@ def refuse_what_is_not_supported(kv_args: Any, parallel: Any, staging: bool, his
             raise _refused(f"{option} is {size}", "a rank has other layers or tokens: set it to 1")
     if parallel.enable_kv_cache_sharding:
         raise _refused("--enable-kv-cache-sharding is set", "a rank has other pages: leave it out")
-    if staging:
-        raise _refused("SGLANG_DISAGG_STAGING_BUFFER is set", "kvxfer stages by itself: unset it")
-    if hisparse:
-        raise _refused("--enable-hisparse is set", "its host pool is not moved: leave it out")
+    for name, (option, why) in _OPTIONS.items():
+        if getattr(server_args, name, False):
+            raise _refused(f"{option} is set", f"{why}: leave it out")
+    for name, why in _VARIABLES.items():
+        if environment.get(name, "").lower() not in ("", "0", "false", "no"):
+            raise _refused(f"{name} is set", f"{why}: unset it")
     if getattr(kv_args, "mla_compression_ratios", None):
         raise _refused("the model has compressed MLA caches (DeepSeek-V4)", "they are not moved")
     for kind in kv_args.state_types:

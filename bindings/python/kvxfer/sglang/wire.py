@@ -1,8 +1,8 @@
 """What the ranks of prefill and decode tell each other over their agents' notifications.
 
-Small JSON objects (kvxfer.vllm.messages), from decode: "hello" (its layout and metadata), "want" (where
-a request goes), "abort", "keep" (it still waits for these); from prefill: "welcome", "refused", "ended" (it writes
-nothing more of a request). And with each write its place among those of the request.
+Small JSON objects (kvxfer.vllm.messages). From decode: "hello" (its layout and metadata), "want" (where
+a request goes), "abort", "keep" (it still waits for these). From prefill: "welcome", "refused", "ended"
+(it writes nothing more of a request). And each write brings its place among those of the request.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class Want:
             request=number(message, "request"),
             room=number(message, "room"),
             pages=_unpacked(message.get("pages"), layout.pages()),
-            aux=whole(message.get("aux"), 0, min((each.count for each in layout.aux), default=1) - 1),
+            aux=whole(
+                message.get("aux"), 0, min((each.count for each in layout.aux), default=1) - 1
+            ),
             states=tuple(
                 _unpacked(each, min((entry.count for entry in state.entries), default=0))
                 for each, state in zip(states, layout.states, strict=True)
