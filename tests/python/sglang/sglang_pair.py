@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import socket
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sglang_rank
-import tomllib
 from sglang_rank import Spec
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
@@ -31,10 +33,18 @@ def context(folder: Path) -> Any:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvxfer-entry-points\nVersion: 1\n")
     lines = [f"{name} = {value}" for name, value in points.items()]
     (info / "entry_points.txt").write_text("\n".join(["[sglang.srt.plugins]", *lines]))
-    paths = [str(here), *[each for each in sys.path if each], users, str(folder)]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    paths = [str(here), str(here.parent), *[each for each in sys.path if each], users, str(folder)]
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["sglang_preload"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(dict.fromkeys(paths)))
+        # torch would initialise the stand-in CUDA driver, which then does not work in forked processes.
+        libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+        drivers = [each for each in libraries if (Path(each) / "libcuda.so.1").exists()]
+        patch.setenv("KVXFER_TEST_DRIVER", next((f"{each}/libcuda.so.1" for each in drivers), ""))
+        others = [each for each in libraries if each not in drivers]
+        patch.setenv("LD_LIBRARY_PATH", os.pathsep.join(others))
+        multiprocessing.forkserver.ensure_running()
     return found
 
 

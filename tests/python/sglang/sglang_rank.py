@@ -38,7 +38,7 @@ class Spec:
     dtype: str = "uint8"
     seed: int = 1
     environment: tuple[tuple[str, str], ...] = ()
-    device: str = "cpu"
+    cuda: bool = False  # K, V and states lie in memory of the stand-in CUDA driver
     options: tuple[tuple[str, Any], ...] = ()
 
     def own_heads(self) -> range:
@@ -92,16 +92,42 @@ class Rank:
         prefill = spec.role == "prefill"
         buffers = range(spec.layers * (1 if spec.mla else 2))
         fill = (lambda array: array) if prefill else np.zeros_like
-        self.kv = [np.array(fill(own_content(spec, each, spec))) for each in buffers]
+        if spec.cuda:
+            ctypes.CDLL(os.environ["KVXFER_TEST_DRIVER"])  # found by its name from now on
+            from kvxfer.sglang import memory
+
+            memory.kind_of_device = lambda _: "cuda"  # as for --device cuda, which needs a GPU
+        self.addresses: dict[int, int] = {}  # of the GPU, by that of a view for the CPU
+        self.kv = [self._placed(fill(own_content(spec, each, spec))) for each in buffers]
         self.aux = [np.array(fill(aux_content(spec, each))) for each in range(len(AUX_ITEMS))]
         self.state = [
-            np.array(fill(state_content(spec, each))) for each in range(2 * bool(spec.state))
+            self._placed(fill(state_content(spec, each))) for each in range(2 * bool(spec.state))
         ]
         self.manager = named(KVClassType.MANAGER)(
             self._kv_args(),
             DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE,
             arguments,
             spec.mla,
+        )
+
+    def _placed(self, array: np.ndarray) -> np.ndarray:
+        if not self.spec.cuda:
+            return np.array(array)
+        from cuda_standin import CudaMemory
+
+        memory = CudaMemory(array.nbytes)
+        view = memory.bytes().reshape(array.shape)
+        view[:] = array
+        self.addresses[view.ctypes.data] = memory.address
+        self.kept = [*getattr(self, "kept", []), memory]
+        return view
+
+    def _infos(self, arrays: list[np.ndarray]) -> tuple[list[int], list[int], list[int]]:
+        views = [each.ctypes.data for each in arrays]
+        return (
+            [self.addresses.get(each, each) for each in views],
+            [each.nbytes for each in arrays],
+            [each[0].nbytes for each in arrays],
         )
 
     def _kv_args(self) -> Any:
@@ -111,15 +137,15 @@ class Rank:
         args.engine_rank = spec.tp_rank
         args.gpu_id = args.system_dp_rank = args.pp_rank = 0
         args.prefill_start_layer, args.prefill_end_layer = 0, spec.layers
-        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = _infos(self.kv)
+        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = self._infos(self.kv)
         args.kv_layer_ids = []
         args.kv_cache_dtype_str = spec.dtype
-        args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = _infos(self.aux)
+        args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = self._infos(self.aux)
         args.state_types = [StateType(spec.state)] if spec.state else []
         some = [self.state] if spec.state else []
-        args.state_data_ptrs = [_infos(each)[0] for each in some]
-        args.state_data_lens = [_infos(each)[1] for each in some]
-        args.state_item_lens = [_infos(each)[2] for each in some]
+        args.state_data_ptrs = [self._infos(each)[0] for each in some]
+        args.state_data_lens = [self._infos(each)[1] for each in some]
+        args.state_item_lens = [self._infos(each)[2] for each in some]
         args.state_layer_ids = [[] for _ in some]
         args.state_dim_per_tensor = [[] for _ in some]
         args.is_hybrid_mla_backend = False
@@ -144,6 +170,21 @@ class Rank:
     def send(self, room: int, pages: list[int], state: list[int] | None = None) -> None:
         states = None if state is None else [np.array(state, np.int32)]
         self.senders[room].send(np.array(pages, np.int32), states)
+
+    def hold(self) -> None:
+        """What is computed is not done before let_go()."""
+        from cuda_standin import CudaStream
+
+        self.stream = CudaStream()
+        self.stream.hold()
+
+    def send_early(self, room: int, pages: list[int]) -> None:
+        """As SGLang sends pages that a step which is still running writes."""
+        self.senders[room]._early_send_wait_event = self.stream.record_event()
+        self.send(room, pages)
+
+    def let_go(self) -> None:
+        self.stream.let_go()
 
     # --- decode ---
 
@@ -309,14 +350,6 @@ def _class(kind: Any) -> Any:
     return get_kv_class(TransferBackend("kvxfer"), kind)
 
 
-def _infos(arrays: list[np.ndarray]) -> tuple[list[int], list[int], list[int]]:
-    return (
-        [each.ctypes.data for each in arrays],
-        [each.nbytes for each in arrays],
-        [each[0].nbytes for each in arrays],
-    )
-
-
 def _publish(spec: Spec) -> Any:
     """The configuration that a launcher would give to this rank."""
     os.environ["SGLANG_HOST_IP"] = "127.0.0.1"
@@ -326,7 +359,7 @@ def _publish(spec: Spec) -> Any:
 
     arguments = ServerArgs(
         model_path="dummy",
-        device=spec.device,
+        device="cpu",
         host="127.0.0.1",
         page_size=spec.page_tokens,
         tp_size=spec.tp_size,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from cuda_standin import needs_standin
 from sglang_pair import BOOTSTRAPPING, FAILED, SUCCESS, WAITING, Cluster, Process, until
 
 _ROOM = 4711
@@ -107,6 +109,35 @@ def test_states_arrive(cluster: Cluster, kind: str) -> None:
     transfer([prefill], [decode], _ROOM, _FEW, _TARGET, state=([4, 2], [0, 11]))
     pages = dict(zip(_TARGET, [5, 6, 7, 40, 41, 2], strict=True))
     assert decode.wrong(cluster.spec("prefill"), pages, {3: 1}, {0: 4, 11: 2}) == []
+
+
+@pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (2, 1)])
+@needs_standin
+def test_pages_in_gpu_memory(cluster: Cluster, prefills: int, decodes: int) -> None:
+    theirs = cluster.ranks("prefill", prefills, cuda=True)
+    ours = cluster.ranks("decode", decodes, cuda=True)
+    transfer(theirs, ours, _ROOM, _FEW, _TARGET)
+    check(cluster, ours, _FEW, _TARGET, {})
+
+
+@needs_standin
+def test_what_is_sent_early_waits_for_its_event(cluster: Cluster) -> None:
+    prefill, decode = cluster.rank("prefill", cuda=True), cluster.rank("decode", cuda=True)
+    empty = decode.digest()
+    assert decode.receiver(_ROOM)
+    prefill.sender(_ROOM)
+    until(decode, _ROOM, WAITING)
+    decode.metadata(_ROOM, _TARGET, 3)
+    until(prefill, _ROOM, WAITING)
+    prefill.init(_ROOM, 6, 1)
+    prefill.hold()
+    prefill.send_early(_ROOM, _FEW[0])
+    time.sleep(0.1)
+    assert decode.digest() == empty
+    prefill.let_go()
+    prefill.send(_ROOM, _FEW[1])
+    until(decode, _ROOM, SUCCESS)
+    check(cluster, [decode], _FEW, _TARGET, {})
 
 
 def test_requests_share_the_ranks(cluster: Cluster) -> None:
