@@ -261,6 +261,16 @@ class Rank:
         self.manager.close()
         return [each.name for each in threading.enumerate() if each.name.startswith("kvxfer")]
 
+    def forget_peers(self) -> None:
+        """As after a cut that decode has not noticed."""
+        self.manager.prefill_side._peers.clear()
+
+    def hurry(self) -> None:
+        """Makes shorter how long a request lasts of which nothing is heard."""
+        from kvxfer.sglang import wire
+
+        wire.SILENT_S, wire.KEEP_S, wire.TELL_S = 1.0, 0.2, 0.3
+
     def port(self) -> int:
         return int(self.manager.agent.listen_address.rpartition(":")[2])
 

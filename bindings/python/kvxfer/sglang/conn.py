@@ -6,7 +6,6 @@ waits for the agent, which ends with ``close``, or with the process."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -102,11 +101,11 @@ class KvxferKVManager(CommonKVManager):
         assert side is not None
         self._listener = Listener(self.agent, side)
         self._listener.start()
-        atexit.register(_close, weakref.ref(self))
+        self._end = weakref.finalize(self, self._listener.close)  # at exit too
 
     def close(self) -> None:
         """Ends every request and the thread, and lets go of the memory. Idempotent."""
-        self._listener.close()
+        self._end()
 
     def _let_go_of_sockets(self) -> None:
         """What the base has opened for messages, which go by notifications here."""
@@ -370,9 +369,3 @@ class _DecodeEngine:
     def prefill_gone(self, bootstrap: str) -> None:
         if self._manager.prefill_info_table.pop(bootstrap, None) is not None:
             logger.warning("kvxfer: lost a prefill rank of %s; it is met anew", bootstrap)
-
-
-def _close(manager: weakref.ref[KvxferKVManager]) -> None:
-    found = manager()
-    if found is not None:
-        found.close()

@@ -190,6 +190,8 @@ class Decode:
                     self._meetings.answered(note.peer, f"prefill refuses: {wire.why_of(message)}")
                 case "ended":
                     request = wire.number(message, "request")
+                    if message.get("unmet") is True and (met := self._meetings.of(note.peer)):
+                        self._meetings.drop(met)
                     self._rank_ended(note.peer, request, wire.why_of(message))
                 case other:
                     raise ValueError(f"a message {str(other)[:40]!r}")

@@ -181,6 +181,8 @@ class Prefill:
     def message(self, note: kvxfer.Notification, message: dict[str, Any]) -> None:
         """ValueError: not as decode writes it."""
         with self._lock:
+            if known := self._peers.get(note.peer):
+                known.lost = 0.0
             match message.get("do"):
                 case "hello":
                     self._greet(note, message)
@@ -263,7 +265,8 @@ class Prefill:
         known = self._peers.get(peer)
         request = wire.number(message, "request")
         if known is None:
-            self._tell_ended(peer, request, "prefill has not met this rank of decode")
+            # It was forgotten after a cut that decode has not noticed.
+            self._tell_ended(peer, request, "prefill has not met this rank of decode", unmet=True)
             return
         try:
             want = Want.of(message, known.plan.remote)
@@ -459,10 +462,11 @@ class Prefill:
         del self._by_word[word]
         del copy.open[word]
 
-    def _tell_ended(self, peer: str, request: int, why: str) -> None:
+    def _tell_ended(self, peer: str, request: int, why: str, unmet: bool = False) -> None:
         known = self._peers.get(peer)
         if known is None or not known.lost:
-            wire.tell(self._agent, peer, {"do": "ended", "request": request, "why": why[:1000]})
+            message = {"do": "ended", "request": request, "why": why[:1000], "unmet": unmet}
+            wire.tell(self._agent, peer, message)
 
     def _expire(self, now: float) -> None:
         limit = now - self._settings.bootstrap_timeout

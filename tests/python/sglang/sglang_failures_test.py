@@ -17,7 +17,7 @@ from sglang_pair import (
     Process,
     until,
 )
-from test_kvxfer_transfers import transfer
+from sglang_transfers_test import transfer
 
 _ROOM = 77
 _PAGES = [3, 4, 5, 6]
@@ -193,10 +193,17 @@ def test_both_sides_wait_no_longer_than_sglang_says(cluster: Cluster) -> None:
     assert decode.safe(3)
 
 
-def test_a_prefill_that_stands_still_is_cut_off(cluster: Cluster) -> None:
-    prefill = cluster.rank("prefill")
-    decode = cluster.rank("decode", environment=(("SGLANG_KVXFER_QUIET_TIMEOUT", "0.5"),))
+@pytest.mark.parametrize("backends", ["tcp", "shm,tcp"])
+def test_a_prefill_that_stands_still_is_cut_off(cluster: Cluster, backends: str) -> None:
+    which = ("KVXFER_BACKENDS", backends)
+    prefill = cluster.rank("prefill", environment=(which,))
+    decode = cluster.rank("decode", environment=(which, ("SGLANG_KVXFER_QUIET_TIMEOUT", "0.5")))
+    prefill.hurry()
+    decode.hurry()
     begin(prefill, decode, "begun")
+    # Expect that it lasts while decode says that it waits.
+    time.sleep(1.3)
+    assert prefill.poll(_ROOM) == decode.poll(_ROOM) == WAITING
     prefill.stop()
     decode.abort(_ROOM)
     # Expect that the failure waits for its answer, and that the pages are not said to be free.
@@ -204,6 +211,12 @@ def test_a_prefill_that_stands_still_is_cut_off(cluster: Cluster) -> None:
     fails(decode, _ROOM, "AbortReq")
     assert not decode.safe(_ROOM)
     before = decode.digest()
+    # Expect them to be free once prefill would not begin anything any more, but not while a process that
+    # copies itself may be in the middle of it.
+    end = time.monotonic() + (10 if backends == "tcp" else 2)
+    while not decode.safe(_ROOM) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert decode.safe(_ROOM) == (backends == "tcp")
     prefill.go_on()
     prefill.send(_ROOM, _PAGES[2:])
     fails(prefill, _ROOM, "")
@@ -234,6 +247,19 @@ def test_prefill_aborts_writes_that_decode_does_not_take(cluster: Cluster) -> No
     before = decode.digest()
     time.sleep(0.1)
     assert decode.digest() == before
+
+
+def test_decode_is_met_anew_after_prefill_has_forgotten_it(
+    cluster: Cluster, pair: tuple[Process, Process]
+) -> None:
+    prefill, decode = pair
+    transfer([prefill], [decode], _ROOM, [_PAGES], _TARGET)
+    prefill.forget_peers()
+    assert decode.receiver(_ROOM)
+    until(decode, _ROOM, WAITING)
+    decode.metadata(_ROOM, _TARGET, 2)
+    fails(decode, _ROOM, "has not met")
+    transfer([prefill], [decode], _ROOM, [_PAGES], _TARGET)
 
 
 def test_one_of_two_prefill_ranks_fails(cluster: Cluster) -> None:
