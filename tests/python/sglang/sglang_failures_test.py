@@ -56,7 +56,7 @@ def pair(cluster: Cluster) -> tuple[Process, Process]:
     return prefill, decode
 
 
-def still_works(cluster: Cluster, prefill: Process, decode: Process) -> None:
+def still_works(prefill: Process, decode: Process) -> None:
     """The same room may come again, and nothing is kept of the one that has failed."""
     transfer([prefill], [decode], _ROOM + 1, [_PAGES], _TARGET)
     for rank in (prefill, decode):
@@ -66,7 +66,7 @@ def still_works(cluster: Cluster, prefill: Process, decode: Process) -> None:
 
 
 @pytest.mark.parametrize("state", ["asked", "begun"])
-def test_prefill_aborts(cluster: Cluster, pair: tuple[Process, Process], state: str) -> None:
+def test_prefill_aborts(pair: tuple[Process, Process], state: str) -> None:
     prefill, decode = pair
     begin(prefill, decode, state)
     prefill.abort(_ROOM)
@@ -77,23 +77,21 @@ def test_prefill_aborts(cluster: Cluster, pair: tuple[Process, Process], state: 
     prefill.send(_ROOM, _PAGES[2:])
     time.sleep(0.05)
     assert decode.digest() == before
-    still_works(cluster, prefill, decode)
+    still_works(prefill, decode)
 
 
-def test_prefill_aborts_before_decode_has_asked(
-    cluster: Cluster, pair: tuple[Process, Process]
-) -> None:
+def test_prefill_aborts_before_decode_has_asked(pair: tuple[Process, Process]) -> None:
     prefill, decode = pair
     begin(prefill, decode, "met")
     prefill.abort(_ROOM)
     fails(prefill, _ROOM, "AbortReq")
     decode.metadata(_ROOM, _TARGET, 2)
     fails(decode, _ROOM, "AbortReq")
-    still_works(cluster, prefill, decode)
+    still_works(prefill, decode)
 
 
 @pytest.mark.parametrize("state", ["met", "asked", "begun"])
-def test_decode_aborts(cluster: Cluster, pair: tuple[Process, Process], state: str) -> None:
+def test_decode_aborts(pair: tuple[Process, Process], state: str) -> None:
     prefill, decode = pair
     begin(prefill, decode, state)
     decode.abort(_ROOM)
@@ -109,12 +107,10 @@ def test_decode_aborts(cluster: Cluster, pair: tuple[Process, Process], state: s
         prefill.send(_ROOM, _PAGES[2:])
         fails(prefill, _ROOM, "given the request up")
     assert decode.digest() == before
-    still_works(cluster, prefill, decode)
+    still_works(prefill, decode)
 
 
-def test_decode_aborts_what_prefill_does_not_have_yet(
-    cluster: Cluster, pair: tuple[Process, Process]
-) -> None:
+def test_decode_aborts_what_prefill_does_not_have_yet(pair: tuple[Process, Process]) -> None:
     prefill, decode = pair
     assert decode.receiver(_ROOM)
     until(decode, _ROOM, WAITING)
@@ -125,9 +121,7 @@ def test_decode_aborts_what_prefill_does_not_have_yet(
     fails(prefill, _ROOM, "given the request up")
 
 
-def test_an_abort_that_comes_too_late_changes_nothing(
-    cluster: Cluster, pair: tuple[Process, Process]
-) -> None:
+def test_an_abort_that_comes_too_late_changes_nothing(pair: tuple[Process, Process]) -> None:
     prefill, decode = pair
     begin(prefill, decode, "sent")
     until(prefill, _ROOM, SUCCESS)
@@ -137,7 +131,7 @@ def test_an_abort_that_comes_too_late_changes_nothing(
     assert (prefill.poll(_ROOM), decode.poll(_ROOM)) == (SUCCESS, SUCCESS)
     decode.clear(_ROOM)
     prefill.clear(_ROOM)
-    still_works(cluster, prefill, decode)
+    still_works(prefill, decode)
 
 
 @pytest.mark.parametrize("state", ["met", "asked", "begun"])
@@ -249,9 +243,19 @@ def test_prefill_aborts_writes_that_decode_does_not_take(cluster: Cluster) -> No
     assert decode.digest() == before
 
 
-def test_decode_is_met_anew_after_prefill_has_forgotten_it(
-    cluster: Cluster, pair: tuple[Process, Process]
+@pytest.mark.parametrize("pages", [3, 5, 0, -7])
+def test_another_number_of_pages_fails_before_it_is_computed(
+    pair: tuple[Process, Process], pages: int
 ) -> None:
+    prefill, decode = pair
+    begin(prefill, decode, "asked")
+    prefill.init(_ROOM, pages, 1)
+    fails(prefill, _ROOM, "decode has 4")
+    fails(decode, _ROOM, "decode has 4")
+    still_works(prefill, decode)
+
+
+def test_decode_is_met_anew_after_prefill_has_forgotten_it(pair: tuple[Process, Process]) -> None:
     prefill, decode = pair
     transfer([prefill], [decode], _ROOM, [_PAGES], _TARGET)
     prefill.forget_peers()
@@ -282,15 +286,13 @@ def test_one_of_two_prefill_ranks_fails(cluster: Cluster) -> None:
     until(prefills[0], _ROOM, SUCCESS, FAILED)
 
 
-def test_pages_that_do_not_match_are_not_sent(
-    cluster: Cluster, pair: tuple[Process, Process]
-) -> None:
+def test_pages_that_do_not_match_are_not_sent(pair: tuple[Process, Process]) -> None:
     prefill, decode = pair
     begin(prefill, decode, "asked")
     prefill.send(_ROOM, [1, 2, 3, 4, 5, 6])
     fails(prefill, _ROOM, "decode has 4")
     fails(decode, _ROOM, "decode has 4")
-    still_works(cluster, prefill, decode)
+    still_works(prefill, decode)
 
 
 _WANT = {
@@ -348,7 +350,7 @@ def talker(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     made.close()
 
 
-def test_threads_end(cluster: Cluster, pair: tuple[Process, Process]) -> None:
+def test_threads_end(pair: tuple[Process, Process]) -> None:
     prefill, decode = pair
     begin(prefill, decode, "begun")
     assert prefill.close() == []

@@ -263,7 +263,7 @@ class Rank:
 
     def forget_peers(self) -> None:
         """As after a cut that decode has not noticed."""
-        self.manager.prefill_side._peers.clear()
+        self.manager.prefill_side._decoders.clear()
 
     def hurry(self) -> None:
         """Makes shorter how long a request lasts of which nothing is heard."""
@@ -277,11 +277,9 @@ class Rank:
     def counts(self) -> dict[str, int]:
         """What the two sides and SGLang's manager keep."""
         side = self.manager.prefill_side or self.manager.decode_side
-        kept = {
-            name: len(value)
-            for name, value in vars(side).items()
-            if isinstance(value, dict) and name not in ("_peers",)
-        }
+        kept = {name: len(value) for name, value in vars(side).items() if isinstance(value, dict)}
+        if self.manager.prefill_side is not None:
+            kept["writes"] = len(side._writer._by_word)
         kept["statuses"] = len(self.manager.request_status)
         kept["failures"] = len(self.manager.failure_records)
         return kept

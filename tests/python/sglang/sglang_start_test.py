@@ -14,7 +14,7 @@ def test_sglang_knows_the_name(cluster: Cluster) -> None:
     assert plugin.parse("--disaggregation-transfer-backend", "kvxfer") == "kvxfer"
     classes = plugin.classes()
     assert classes.pop("KVARGS") == "sglang.srt.disaggregation.base.conn"
-    assert set(classes.values()) == {"kvxfer.sglang.conn"}
+    assert set(classes.values()) == {"kvxfer.sglang.conn", "kvxfer.sglang.manager"}
     # Expect those of SGLang to be as before.
     others = plugin.others()
     assert {"mooncake", "nixl", "fake"} < set(others)

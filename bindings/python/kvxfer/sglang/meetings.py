@@ -4,6 +4,7 @@ that are for it."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -117,10 +118,8 @@ class Meetings:
         if not meeting.name or self._by_name.get(meeting.name) is not meeting:
             return
         del self._by_name[meeting.name]
-        try:
+        with contextlib.suppress(kvxfer.NotFound):
             self._agent.remove_peer(meeting.name)
-        except kvxfer.NotFound:
-            pass
 
     def tick(self, now: float) -> None:
         limit = 3 * self._settings.meeting_timeout  # the bootstrap server, the agent, its answer

@@ -9,7 +9,6 @@ more.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,17 +16,15 @@ from typing import Any, Protocol
 
 import kvxfer
 from kvxfer.sglang import wire
-from kvxfer.sglang.layout import Layout, from_message
-from kvxfer.sglang.log import shown, warn_of_peer
-from kvxfer.sglang.memory import check_offered
-from kvxfer.sglang.pairing import Copies, Plan, Refused, plan_of
+from kvxfer.sglang.decoders import Decoders, Model
+from kvxfer.sglang.layout import Layout
+from kvxfer.sglang.pairing import Refused
 from kvxfer.sglang.settings import Settings
-from kvxfer.sglang.wire import Ids, Part, Want
+from kvxfer.sglang.wire import Part, Want
+from kvxfer.sglang.writing import Chunk, Copy, Writer
 
 _MAX_EARLY = 16_384
 """Rooms that decode has asked for and SGLang does not have here, of all ranks of decode together."""
-_MAX_PEERS = 4096
-_FORGET_LOST_S = 60.0
 
 
 class Engine(Protocol):
@@ -43,33 +40,13 @@ class Engine(Protocol):
     def failed(self, number: int, why: str) -> None: ...
 
 
-@dataclass
-class _Peer:
-    """A rank of decode, in one life."""
-
-    plan: Plan
-    lost: float = 0.0  # since when
-
-
-@dataclass(eq=False)
-class _Copy:
-    """What one rank of decode gets of a request."""
-
-    peer: str
-    want: Want
-    heard: float  # when decode has said last that it waits for it
-    parts: int = 0
-    open: dict[int, kvxfer.Transfer] = field(default_factory=dict)  # by word
-    over: str = ""  # why nothing more is written
-
-
 @dataclass(eq=False)
 class _Room:
     """Known from the first of: decode asks, SGLang has it."""
 
     since: float
     opened: bool = False
-    copies: dict[str, _Copy] = field(default_factory=dict)  # by peer
+    copies: dict[str, Copy] = field(default_factory=dict)  # by peer
     asked: bool = False  # by all
     last: bool = False  # the last chunk is posted
     over: str = ""  # why it has failed
@@ -82,24 +59,19 @@ class Prefill:
         self,
         agent: kvxfer.Agent,
         layout: Layout,
-        total_heads: int,
-        hybrid_mla: bool,
-        swa_layout: str | None,
+        model: Model,
         settings: Settings,
         engine: Engine,
         lock: threading.RLock,
     ) -> None:
         self._agent = agent
-        self._layout = layout
-        self._model = (total_heads, hybrid_mla, swa_layout)
         self._settings = settings
         self._engine = engine
         self._lock = lock
-        self._peers: dict[str, _Peer] = {}
+        self._decoders = Decoders(agent, layout, model)
+        self._writer = Writer(agent, layout, settings.waiting_timeout)
         self._rooms: dict[int, _Room] = {}
-        self._copies: dict[tuple[str, int], _Copy] = {}  # that have not ended, by peer and request
-        self._by_word: dict[int, _Copy] = {}
-        self._words = itertools.count(1)
+        self._copies: dict[tuple[str, int], Copy] = {}  # that have not ended, by peer and request
 
     # --- what SGLang does ---
 
@@ -115,19 +87,18 @@ class Prefill:
             else:
                 self._tell_if_asked(number, room)
 
-    def send(
-        self,
-        number: int,
-        pages: Ids,
-        first: int,
-        last: bool,
-        aux: int,
-        states: list[Ids],
-        event: Any,
-    ) -> None:
-        """Pages of this rank, which are those from the ``first`` on of what decode has asked for.
-        ``last``: with these, the metadata at index ``aux`` and the states go, and nothing after them.
-        ``event``: nothing is read before this CUDA event; None: it is all there."""
+    def expect(self, number: int, pages: int) -> None:
+        """So many will be sent."""
+        with self._lock:
+            room = self._rooms.get(number)
+            for copy in [] if room is None else list(room.copies.values()):
+                if room is not None and len(copy.want.pages) != pages:
+                    there = len(copy.want.pages)
+                    self._fail(
+                        number, room, f"prefill has {pages} pages to send, decode has {there}"
+                    )
+
+    def send(self, number: int, chunk: Chunk) -> None:
         with self._lock:
             room = self._rooms.get(number)
             if room is None or room.over or room.last:
@@ -135,11 +106,11 @@ class Prefill:
             try:
                 for copy in room.copies.values():
                     if not copy.want.dummy:
-                        self._post(copy, pages, first, last, aux, states, event)
+                        self._post(copy, chunk)
             except (kvxfer.Error, Refused) as error:
                 self._fail(number, room, str(error))
                 return
-            room.last = last
+            room.last = chunk.last
             self._conclude(number, room)
 
     def fail(self, number: int, why: str) -> None:
@@ -181,11 +152,10 @@ class Prefill:
     def message(self, note: kvxfer.Notification, message: dict[str, Any]) -> None:
         """ValueError: not as decode writes it."""
         with self._lock:
-            if known := self._peers.get(note.peer):
-                known.lost = 0.0
+            self._decoders.heard(note.peer)
             match message.get("do"):
                 case "hello":
-                    self._greet(note, message)
+                    self._decoders.greet(note, message, self._busy())
                 case "want":
                     self._wanted(note.peer, message)
                 case "abort":
@@ -197,7 +167,7 @@ class Prefill:
 
     def ended(self, word: int, transfer: kvxfer.Transfer) -> None:
         with self._lock:
-            copy = self._by_word.get(word)
+            copy = self._writer.of(word)
             if copy is None:
                 return
             room = self._rooms.get(copy.want.room)
@@ -205,15 +175,14 @@ class Prefill:
                 self._fail(copy.want.room, room, f"decode ({copy.peer}): {transfer.error}")
             if transfer.quarantined:
                 return  # tick() looks again
-            self._forget(word, copy)
+            self._writer.forget(word)
             self._settle(copy)
             if room is not None:
                 self._conclude(copy.want.room, room)
 
     def lost(self, peer: str, cause: str) -> None:
         with self._lock:
-            if peer in self._peers:
-                self._peers[peer].lost = time.monotonic()
+            self._decoders.lost(peer)
             for (name, _), copy in list(self._copies.items()):
                 room = self._rooms.get(copy.want.room)
                 if name == peer and room is not None:
@@ -223,53 +192,27 @@ class Prefill:
         """Whether something is awaited, so that it is to be called again soon."""
         now = time.monotonic()
         with self._lock:
-            for word, copy in list(self._by_word.items()):
-                transfer = copy.open[word]
-                if transfer.done() and copy.over and not transfer.quarantined:
-                    self._forget(word, copy)
-                    self._settle(copy)
+            for word, copy in self._writer.quiet():
+                self._writer.forget(word)
+                self._settle(copy)
             self._expire(now)
-            self._forget_lost(now - _FORGET_LOST_S)
-            return bool(self._by_word)
+            self._decoders.sweep(self._busy())
+            return not self._writer.is_idle()
 
     # --- the parts of it ---
 
-    def _greet(self, note: kvxfer.Notification, message: dict[str, Any]) -> None:
-        try:
-            self._introduce(note, message)
-        except (Refused, ValueError, kvxfer.Error) as error:
-            warn_of_peer("hello", "%s is not served: %s", shown(note.peer), shown(error))
-            wire.tell(self._agent, note.peer, {"do": "refused", "why": str(error)[:1000]})
-            return
-        wire.tell(self._agent, note.peer, {"do": "welcome"})
-
-    def _introduce(self, note: kvxfer.Notification, message: dict[str, Any]) -> None:
-        name = self._agent.add_peer(wire.unpacked_bytes(message.get("metadata")))
-        if name != note.peer or self._agent.explain(name).incarnation != note.incarnation:
-            raise Refused(f"{note.peer} has brought the metadata of {name}")
-        if message.get("version") != wire.VERSION:
-            raise Refused(
-                f"decode speaks version {message.get('version')}, prefill {wire.VERSION}: install "
-                "the same kvxfer on both sides"
-            )
-        if len(self._peers) >= _MAX_PEERS:
-            self._forget_lost(time.monotonic())
-        if len(self._peers) >= _MAX_PEERS:
-            raise Refused(f"prefill knows {_MAX_PEERS} ranks of decode already")
-        layout = from_message(message.get("layout"))
-        check_offered(self._agent, name, layout)
-        plan = plan_of(self._layout, layout, *self._model)
-        self._peers[name] = _Peer(plan)
+    def _busy(self) -> set[str]:
+        return {peer for peer, _ in self._copies}
 
     def _wanted(self, peer: str, message: dict[str, Any]) -> None:
-        known = self._peers.get(peer)
+        plan = self._decoders.plan(peer)
         request = wire.number(message, "request")
-        if known is None:
+        if plan is None:
             # It was forgotten after a cut that decode has not noticed.
             self._tell_ended(peer, request, "prefill has not met this rank of decode", unmet=True)
             return
         try:
-            want = Want.of(message, known.plan.remote)
+            want = Want.of(message, plan.remote)
         except ValueError as error:
             self._tell_ended(peer, request, f"decode asks for what it does not have: {error}")
             return
@@ -297,7 +240,7 @@ class Prefill:
         if any(copy.want.ranks != want.ranks for copy in room.copies.values()):
             self._fail(want.room, room, "ranks of decode do not agree on how many ask")
             return room.over
-        room.copies[peer] = self._copies[(peer, want.request)] = _Copy(peer, want, time.monotonic())
+        room.copies[peer] = self._copies[(peer, want.request)] = Copy(peer, want, time.monotonic())
         self._tell_if_asked(want.room, room)
         return ""
 
@@ -337,96 +280,13 @@ class Prefill:
             self._fail(copy.want.room, room, why)
         self._give_up(copy, why)
 
-    def _post(
-        self,
-        copy: _Copy,
-        pages: Ids,
-        first: int,
-        last: bool,
-        aux: int,
-        states: list[Ids],
-        event: Any,
-    ) -> None:
-        peer = self._peers.get(copy.peer)
-        if peer is None or peer.lost:
+    def _post(self, copy: Copy, chunk: Chunk) -> None:
+        plan = self._decoders.plan(copy.peer)
+        if plan is None:
             raise Refused(f"decode ({copy.peer}) is gone")
         if time.monotonic() > copy.heard + wire.SILENT_S:
             raise Refused(f"decode ({copy.peer}) has not been heard for {wire.SILENT_S:g} s")
-        writes = self._writes(peer.plan, copy.want, pages, first, last, aux, states)
-        for nth, (copies, source, target) in enumerate(writes):
-            total = copy.parts + 1 if last and nth == len(writes) - 1 else 0
-            self._write(
-                copy, copies, source, target, Part(copy.want.request, copy.parts, total), event
-            )
-        if last and not writes:
-            part = Part(copy.want.request, copy.parts, copy.parts + 1)
-            self._write(copy, None, pages, pages, part, event)
-
-    def _write(
-        self, copy: _Copy, copies: Copies | None, source: Ids, target: Ids, part: Part, event: Any
-    ) -> None:
-        word = next(self._words)
-        deadline = self._settings.waiting_timeout
-        # An event that there is none of is not named: kvxfer refuses it where there is no CUDA.
-        after = {} if event is None else {"event": event}
-        if copies is None:
-            transfer = self._agent.notify(
-                copy.peer, part.encode(), deadline=deadline, user_word=word, **after
-            )
-        else:
-            transfer = self._agent.write(
-                copy.peer,
-                copies.local,
-                copies.remote,
-                copies.ids(source),
-                copies.ids(target),
-                notification=part.encode(),
-                deadline=deadline,
-                user_word=word,
-                **after,
-            )
-        copy.parts += 1
-        copy.open[word] = transfer
-        self._by_word[word] = copy
-
-    def _writes(
-        self,
-        plan: Plan,
-        want: Want,
-        pages: Ids,
-        first: int,
-        last: bool,
-        aux: int,
-        states: list[Ids],
-    ) -> list[tuple[Copies, Ids, Ids]]:
-        """What goes where; the metadata are the last."""
-        there = want.pages[first : first + len(pages)]
-        if len(there) != len(pages):
-            raise Refused(
-                f"prefill sends pages {first} to {first + len(pages)}, decode has {len(want.pages)}"
-            )
-        writes = []
-        if len(pages) and plan.kv is not None:
-            writes.append((plan.kv, pages, there))
-        if not last:
-            return writes
-        if first + len(pages) != len(want.pages):
-            raise Refused(
-                f"prefill ends at page {first + len(pages)} of {len(want.pages)} of decode"
-            )
-        for index, copies in enumerate(plan.states):
-            source = states[index] if index < len(states) else wire.indices(None)
-            target = want.states[index]
-            if len(source) != len(target):
-                kind = self._layout.states[index].kind
-                raise Refused(
-                    f'state "{kind}": prefill has {len(source)} items of it, decode {len(target)}'
-                )
-            if copies is not None and len(source):
-                writes.append((copies, source, target))
-        if plan.aux is not None and plan.aux.local:
-            writes.append((plan.aux, wire.indices([aux]), wire.indices([want.aux])))
-        return writes
+        self._writer.post(copy, plan, chunk)
 
     def _fail(self, number: int, room: _Room, why: str) -> None:
         if room.over:
@@ -437,14 +297,14 @@ class Prefill:
         for copy in list(room.copies.values()):
             self._give_up(copy, room.over)
 
-    def _give_up(self, copy: _Copy, why: str) -> None:
+    def _give_up(self, copy: Copy, why: str) -> None:
         if not copy.over:
             copy.over = why or "unknown"
             for transfer in list(copy.open.values()):
                 transfer.cancel()
         self._settle(copy)
 
-    def _settle(self, copy: _Copy) -> None:
+    def _settle(self, copy: Copy) -> None:
         """Tells decode, once, when nothing of a copy that was given up can land any more."""
         key = (copy.peer, copy.want.request)
         if copy.over and not copy.open and self._copies.pop(key, None) is not None:
@@ -458,13 +318,8 @@ class Prefill:
         room.copies.clear()
         self._engine.sent(number)
 
-    def _forget(self, word: int, copy: _Copy) -> None:
-        del self._by_word[word]
-        del copy.open[word]
-
     def _tell_ended(self, peer: str, request: int, why: str, unmet: bool = False) -> None:
-        known = self._peers.get(peer)
-        if known is None or not known.lost:
+        if not self._decoders.is_lost(peer):
             message = {"do": "ended", "request": request, "why": why[:1000], "unmet": unmet}
             wire.tell(self._agent, peer, message)
 
@@ -479,15 +334,3 @@ class Prefill:
                     number, room, f"prefill has had no request of room {number} for {seconds:g} s"
                 )
             del self._rooms[number]
-
-    def _forget_lost(self, before: float) -> None:
-        """A rank of decode whose connection was cut may come again."""
-        busy = {peer for peer, _ in self._copies}
-        for name, peer in list(self._peers.items()):
-            if not 0.0 < peer.lost < before or name in busy:
-                continue
-            del self._peers[name]
-            try:
-                self._agent.remove_peer(name)
-            except kvxfer.NotFound:
-                pass

@@ -92,7 +92,7 @@ class Want:
         states = message.get("states")
         if not isinstance(states, list) or len(states) != len(layout.states):
             raise ValueError("states that decode does not have")
-        want = Want(
+        return Want(
             request=number(message, "request"),
             room=number(message, "room"),
             pages=_unpacked(message.get("pages"), layout.pages()),
@@ -107,7 +107,6 @@ class Want:
             ranks=whole(message.get("ranks"), 1, 1 << 20),
             dummy=message.get("dummy") is True,
         )
-        return want
 
 
 def number(message: dict[str, Any], field: str) -> int:
