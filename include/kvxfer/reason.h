@@ -1,6 +1,9 @@
 // What a program may act on beyond the code of a status, so that it need not read the message.
 //
 // Thread-safety: any thread.
+//
+// Example: blocks that a peer was to write may be used for others.
+//   if (ReasonOf(transfer.status()) == Reason::kPeerGone) pool.Free(blocks);
 
 #ifndef KVXFER_REASON_H_
 #define KVXFER_REASON_H_

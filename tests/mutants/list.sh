@@ -349,7 +349,7 @@ mutant "session: a stranger makes the session forgotten" $session \
 mutant "session: a target that closes has forgotten the session" $session \
   '.again = true};' '.again = true, .forgotten = true};'
 mutant "session: a restarted target is not known to be another" $session \
-  '              .restarted = true};' '              };'
+  '          .restarted = true};' '          };'
 
 mutant "handshake: the proof is not verified" $handshake \
   'if (!Verify(dialled_.key, Signed(Role::kDials), proof->signature)) {' 'if (dialled_.link == 0) {'

@@ -1,22 +1,16 @@
 """The listener thread: metadata by address, between agents on 127.0.0.1."""
 
-import socket
 import time
 from typing import Any
 
+from free_ports import free_port
 from nixl_record import descs, regs, wait_until
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _agents(nixl: Any, rec: Any) -> tuple[Any, int, Any, int, Any]:
     """a and b listen, c does not; b has two regions of 4 KiB, at +0 and +8192."""
     config = nixl.api.nixl_agent_config
-    ports = [_free_port(), _free_port()]
+    ports = [free_port(), free_port()]
     a = nixl.api.nixl_agent("a", config(enable_listen_thread=True, listen_port=ports[0]))
     b = nixl.api.nixl_agent("b", config(True, True, ports[1]))
     memory = rec.buffer("b", 1 << 14)
@@ -77,7 +71,7 @@ def case_without_a_listener(nixl: Any, rec: Any) -> None:
 def case_nobody_there(nixl: Any, rec: Any) -> None:
     """Failures are for the log alone."""
     a, port, b, p, _ = _agents(nixl, rec)
-    nobody = _free_port()
+    nobody = free_port()
     rec.call("send", b.send_local_metadata, "127.0.0.1", nobody)
     rec.call("fetch", b.fetch_remote_metadata, "a", "127.0.0.1", nobody)
     rec.call("invalidate", b.invalidate_local_metadata, "127.0.0.1", nobody)

@@ -27,6 +27,7 @@ def environment(implementation: str) -> dict[str, str]:
     folders = [folder for folder in folders if folder and folder != drop_in_path()]
     if implementation == "drop_in":
         folders.insert(0, drop_in_path())
+    folders.append(str(Path(__file__).parents[1]))  # what other tests use too
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith(("NIXL_", "KVXFER_NIXL_"))},
         "PYTHONPATH": os.pathsep.join(folders),

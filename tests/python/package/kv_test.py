@@ -204,6 +204,53 @@ def _next_event(agent: kvxfer.Agent) -> kvxfer.KvEvent:
     raise AssertionError("no event")
 
 
+def test_a_lease_is_revoked_whoever_waits_to_read(workers: tuple[Worker, list[Worker]]) -> None:
+    prefill, decode = workers
+    ids = [3, 1]
+    prefill.agent.lease_blocks("kv", "revoked", ids, 30)
+    prefill.agent.revoke_lease("revoked")
+    event = prefill.agent.poll_kv_event()
+    assert event is not None
+    assert (event.name, event.end) == ("revoked", "released")
+    transfer = decode[0].agent.read_blocks(
+        [prefill.agent.name], "kv", [5, 7], ids, 2 * TOKENS, lease="revoked"
+    )
+    with pytest.raises(kvxfer.LeaseRefused) as refused:
+        transfer.wait(10)
+    assert refused.value.refusal == "ended"
+    with pytest.raises(kvxfer.FailedPrecondition):
+        prefill.agent.revoke_lease("revoked")
+    with pytest.raises(kvxfer.NotFound):
+        prefill.agent.revoke_lease("never granted")
+
+
+def test_the_ranks_that_a_worker_has_to_do_with() -> None:
+    second = kvxfer.KvShard(2, tp_rank=1, tp_size=2, first_layer=1)
+    # Of four ranks in each of two stages with layers 0 to 1 and 2: heads 2 and 3, both stages.
+    assert kvxfer.ranks_to_read(MODEL, second, 4, [0, 2]) == [2, 3, 6, 7]
+    assert kvxfer.ranks_to_write(MODEL, second, 1, [0]) == [0]
+    whole = kvxfer.KvShard(LAYERS)
+    one_head = kvxfer.KvModel(LAYERS, 1, SIZE, SIZE)
+    # One has the head for all, and the others are told that nobody reads from them.
+    assert kvxfer.ranks_to_read(one_head, whole, 4, [0]) == [0, 1, 2, 3]
+    assert kvxfer.ranks_to_write(one_head, kvxfer.KvShard(LAYERS, 1, 4), 1, [0]) == []
+    for stages in ([], [1], [0, 0], [0, LAYERS]):
+        with pytest.raises(kvxfer.InvalidArgument, match="ascend"):
+            kvxfer.ranks_to_read(MODEL, whole, 1, stages)
+    with pytest.raises(kvxfer.InvalidArgument):
+        kvxfer.ranks_to_read(MODEL, whole, 3, [0])
+
+
+def test_an_address_that_is_taken_has_a_reason() -> None:
+    with kvxfer.Agent(name("first"), listen="127.0.0.1:0") as first:
+        with pytest.raises(kvxfer.Error) as error:
+            kvxfer.Agent(name("second"), listen=first.listen_address)
+    assert error.value.reason == "address_in_use"
+    with pytest.raises(kvxfer.Error) as error:
+        kvxfer.Agent(name("third"), listen="192.0.2.1:0")
+    assert error.value.reason == ""
+
+
 def test_layouts_that_do_not_fit() -> None:
     shard = kvxfer.KvShard(LAYERS)
     for tensor, text in [

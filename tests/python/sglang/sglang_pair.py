@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import sglang_rank
+from free_ports import free_port
 from sglang_rank import Spec
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
@@ -118,7 +119,7 @@ class Cluster:
         self._start = start
         self._logs = logs
         self.processes: list[Process] = []
-        self.port = _free_port()
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
 
     def plugin(self) -> Process:
@@ -172,9 +173,3 @@ class Cluster:
             each.process.kill()
         for each in self.processes:
             each.process.join(10)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,7 +9,6 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -19,15 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port  # noqa: F401
 
 Role = Callable[..., Any]
 _PR_SET_PDEATHSIG = 1
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def need_nixl() -> None:

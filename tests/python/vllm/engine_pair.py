@@ -1,7 +1,6 @@
 """Two engines of a real vLLM: one that prefills, one that decodes, a connector between them."""
 
 import os
-import socket
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import Engine
+from free_ports import free_port
 from tiny_model import write_tiny_model
 
 _MODEL_SEED = 1
@@ -73,19 +73,12 @@ PP_2 = {
 }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def engine_environment(folder: Path, connector: Connector) -> dict[str, str]:
     """That of an engine's process, which leaves files in this folder only. KVXFER_NIXL_PATH, the
     folder of the drop-in, goes in front of where the real NIXL is installed; without it the engines
     run over the real one."""
     env = dict(os.environ) | _ENVIRONMENT
-    env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())
+    env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
     env |= {"TMPDIR": str(folder), "VLLM_CACHE_ROOT": str(folder / "cache")}
     here = str(Path(__file__).parent)  # connectors for tests alone
     path = [env.get("KVXFER_NIXL_PATH", ""), env.get("PYTHONPATH", ""), here]

@@ -11,7 +11,7 @@ __all__ = ["KvxferConnector"]
 _receive = GPUModelRunner.sync_and_gather_intermediate_tensors
 
 
-def _receive_with_room(runner: Any, *arguments: Any, **options: Any) -> Any:
+def _receive_into_buffers(runner: Any, *arguments: Any, **options: Any) -> Any:
     if runner.intermediate_tensors is None:
         runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
             batch_size=runner.max_num_tokens,
@@ -21,4 +21,4 @@ def _receive_with_room(runner: Any, *arguments: Any, **options: Any) -> Any:
     return _receive(runner, *arguments, **options)
 
 
-GPUModelRunner.sync_and_gather_intermediate_tensors = _receive_with_room
+GPUModelRunner.sync_and_gather_intermediate_tensors = _receive_into_buffers

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_port
 from tiny_model import VOCABULARY, write_tiny_model
 
 _SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "vllm_pd" / "run.sh"
@@ -45,7 +45,7 @@ class Cluster:
 
     def __init__(self, model: Path, logs: Path, mode: str, *options: str) -> None:
         self.model = str(model)
-        self.port = _free_ports()
+        self.port = free_port(100, 200)
         self._logs = logs
         self._output = logs / "run.log"
         environment = dict(os.environ) | {
@@ -160,22 +160,3 @@ class Cluster:
             lines = path.read_text(errors="replace").splitlines()[-25:]
             parts += [f"== {path.name}", *lines]
         return "\n".join(parts)
-
-
-def _free_ports() -> int:
-    """A port that is free with those 100 and 200 above it."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port + 200 < 65536 and all(_is_free(port + more) for more in (100, 200)):
-            return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True

@@ -3,6 +3,9 @@ started."""
 
 import hashlib
 import json
+import os
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +23,7 @@ from kvxfer.vllm.fingerprint import Fingerprint, layout_factors  # noqa: E402
 from kvxfer.vllm.groups import Group, layer_specs  # noqa: E402
 from kvxfer.vllm.kinds import HEADS, PAGES, kinds_of  # noqa: E402
 from kvxfer.vllm.reference import Reference, Worker, is_name, spoken_name  # noqa: E402
+from kvxfer.vllm.weights import weights_of  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_kv_cache_groups  # noqa: E402
@@ -455,3 +459,51 @@ def test_weights_of_a_folder_differ_with_their_scales(tmp_path: Path) -> None:
         numpy.save_file(tensors, folder / "model.safetensors")
         texts.append(_fingerprint("fp8", model=str(folder)).hashes)
     assert texts[0] == texts[2] != texts[1]
+
+
+def _write_experts(folder: Path, files: int, tensors: int) -> None:
+    """Of as many bytes as the disk has holes for."""
+    folder.mkdir()
+    for file in range(files):
+        header = {
+            f"model.layers.{file}.{'mlp.experts' if number % 40 else 'attn'}.{number}.w": {
+                "dtype": "BF16",
+                "shape": [1024, 1024],
+                "data_offsets": [number << 21, (number + 1) << 21],
+            }
+            for number in range(tensors)
+        }
+        text = json.dumps(header).encode()
+        with (folder / f"model-{file}.safetensors").open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            out.truncate(8 + len(text) + (tensors << 21))
+
+
+def test_a_model_of_many_experts_takes_few_reads_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system each takes a millisecond or more."""
+    _write_experts(tmp_path / "model", 20, 1000)
+    read, lock = os.pread, threading.Lock()
+    reads, under_way, most = 0, 0, 0
+
+    def slow(*arguments: Any) -> bytes:
+        nonlocal reads, under_way, most
+        with lock:
+            reads, under_way = reads + 1, under_way + 1
+            most = max(most, under_way)
+        time.sleep(0.001)
+        with lock:
+            under_way -= 1
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "pread", slow)
+    once = weights_of(str(tmp_path / "model"), None)
+    assert 4000 < reads < 5000  # all that are not an expert's, and so many of the others
+    assert most > 16
+    # A tensor that is no expert's is looked at wherever it is.
+    with (tmp_path / "model" / "model-7.safetensors").open("r+b") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(begin + (40 << 21) + (1 << 20))
+        file.write(b"changed")
+    assert weights_of(str(tmp_path / "model"), None) != once

@@ -319,14 +319,14 @@ class DecodeRequests:
 
     def want(self) -> None:
         now = time.monotonic()
-        self._make_room(now)
+        self._free_blocks_that_wait(now)
         for load in self._loads.values():
             every = min(load.reference.lease, self._settings.lease) / 3
             if now >= load.renewed + every:
                 load.renewed = now
                 self.step.wanted.append(load.reference)
 
-    def _make_room(self, now: float) -> None:
+    def _free_blocks_that_wait(self, now: float) -> None:
         """Two engines may wait for each other: prefill for room to compute what this one has made room for,
         and this one for room to load what prefill keeps. So one that has waited for long gets that of
         one that waits for prefill."""

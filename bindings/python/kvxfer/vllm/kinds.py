@@ -13,7 +13,7 @@ from kvxfer.vllm.groups import layer_specs
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec
 
 _ELEMENTS: dict[str, Any] = {
     "float32": "fp32",
@@ -63,13 +63,23 @@ def kinds_of(
 def _kind(config: VllmConfig, layer: str, spec: Any, tensor: torch.Tensor) -> Kind:
     from vllm.v1.kv_cache_interface import MambaSpec
 
+    find = _of_states if isinstance(spec, MambaSpec) else _of_attention
+    return find(config, layer, spec, tensor)
+
+
+def _of_states(config: VllmConfig, layer: str, spec: MambaSpec, tensor: torch.Tensor) -> Kind:
+    dtype = ",".join(f"{_name(d)}{list(s)}" for d, s in zip(spec.dtypes, spec.shapes, strict=True))
+    packing = f"{spec.mamba_type} {_conv_state_layout()}"
+    shards = 1 if spec.tp_replicated else config.parallel_config.tensor_parallel_size
+    size = _page_bytes(layer, tensor)
+    return _packed(PAGES, shards, size, dtype, _backend(config, layer), packing)
+
+
+def _of_attention(
+    config: VllmConfig, layer: str, spec: AttentionSpec, tensor: torch.Tensor
+) -> Kind:
     backend = _backend(config, layer)
     tp = config.parallel_config.tensor_parallel_size
-    if isinstance(spec, MambaSpec):
-        dtype = ",".join(f"{_name(d)}{list(s)}" for d, s in zip(spec.dtypes, spec.shapes, strict=True))
-        packing = f"{spec.mamba_type} {_conv_state_layout()}"
-        shards = 1 if spec.tp_replicated else tp
-        return _packed(PAGES, shards, _page_bytes(layer, tensor), dtype, backend, packing)
     heads = _heads(config, spec, tp)
     dtype = dtype_of(spec, config.cache_config.cache_dtype)
     element = _ELEMENTS.get(dtype)
@@ -93,7 +103,7 @@ def _packed(content: str, heads: int, size: int, dtype: str, backend: str, packi
     return Kind(content, heads, size, 0, "bytes", dtype, backend, f"{packing} of vLLM {version}")
 
 
-def _heads(config: VllmConfig, spec: Any, tp: int) -> int:
+def _heads(config: VllmConfig, spec: AttentionSpec, tp: int) -> int:
     from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
     if isinstance(spec, MLAAttentionSpec):
@@ -126,12 +136,12 @@ def _name(dtype: Any) -> str:
 
 def _backend(config: VllmConfig, layer: str) -> str:
     """The name of what attends, or computes states, in it."""
-    layers = getattr(config.compilation_config, "static_forward_context", None) or {}
+    layers = config.compilation_config.static_forward_context
     find = getattr(layers.get(layer), "get_attn_backend", None)
     return "" if find is None else str(find().get_name())
 
 
-def _isa(spec: Any) -> str:
+def _isa(spec: AttentionSpec) -> str:
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     return f"{spec.block_size} {_get_attn_isa(spec.dtype, spec.block_size, spec.head_size)}"

@@ -21,10 +21,11 @@ _MOST_OF_EXPERTS = 4096
 _THREADS = 64
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Tensor:
     file: int
     name: str
+    described: str
     at: int
     """A place in the middle of it, in the file."""
 
@@ -54,8 +55,9 @@ def _digest(files: list[int]) -> str:
     with ThreadPoolExecutor(_THREADS) as pool:
         tensors: list[_Tensor] = []
         for number, (header, begin) in enumerate(pool.map(_header, files)):
-            digest.update(json.dumps(header, sort_keys=True).encode())
-            tensors += _tensors(number, header, begin)
+            found = list(_tensors(number, header, begin))
+            digest.update("\n".join(tensor.described for tensor in found).encode())
+            tensors += found
         for sample in pool.map(
             lambda tensor: os.pread(files[tensor.file], _SAMPLE_BYTES, tensor.at), _chosen(tensors)
         ):
@@ -73,7 +75,9 @@ def _header(file: int) -> tuple[dict[str, Any], int]:
 
 def _tensors(file: int, header: dict[str, Any], begin: int) -> Iterator[_Tensor]:
     for name, tensor in sorted(header.items()):
-        yield _Tensor(file, name, begin + sum(tensor["data_offsets"]) // 2)
+        first, last = tensor["data_offsets"]
+        described = f"{name} {tensor['dtype']} {tensor['shape']} {last - first}"
+        yield _Tensor(file, name, described, begin + (first + last) // 2)
 
 
 def _chosen(tensors: list[_Tensor]) -> list[_Tensor]:
