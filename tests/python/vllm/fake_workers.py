@@ -67,6 +67,7 @@ class _Lease:
     request: str
     contents: str
     until: float
+    confirmed: bool
 
 
 class FakeWorker:
@@ -100,6 +101,8 @@ class FakeWorker:
         self._offers: dict[str, tuple[Offer, FakeWorker]] = {}  # that nobody expects yet
         self._over: set[str] = set()  # leases
         self._early: set[str] = set()  # that were given back before they were granted
+        self._revoked: set[str] = set()  # before they were granted
+        self._unconfirmed: dict[str, str] = {}  # requests of leases that ended before
         self._refused: set[str] = set()
         self._sent: set[str] = set()
         self._heard = Heard()
@@ -129,20 +132,29 @@ class FakeWorker:
             if push.request in step.preempted:
                 self._write_all(push)
         for lease in step.revoked:
-            self.give_back(lease)
-        for lease in step.dropped:  # nobody is told of its end
+            if lease not in self.leases and lease not in self._over:
+                self._revoked.add(lease)
+            elif lease in self.leases:
+                self.give_back(lease)
+        for lease in step.confirmed:
+            if lease in self.leases:
+                self.leases[lease].confirmed = True
+            self._sent |= {self._unconfirmed.pop(lease)} if lease in self._unconfirmed else set()
+        for lease in step.dropped:
             self.leases.pop(lease, None)
+            self._unconfirmed.pop(lease, None)
             self._over.add(lease)
         for write in step.writes:
             self._begin_write(write)
 
     def after_forward(self, step: Step) -> KVConnectorOutput:
         for held in step.held:
-            if held.lease in self._early:
-                self._end_lease(held.lease, held.request)
+            until = time.monotonic() + self._lease
+            lease = _Lease(held.request, held.contents, until, held.confirmed)
+            if held.lease in self._early or held.lease in self._revoked:
+                self._end_lease(held.lease, lease)
             else:
-                until = time.monotonic() + self._lease
-                self.leases[held.lease] = _Lease(held.request, held.contents, until)
+                self.leases[held.lease] = lease
         for expected in step.expected:
             self._expect(expected.lease, expected.contents)
         for abandoned in step.abandoned:
@@ -195,7 +207,7 @@ class FakeWorker:
 
     def give_back(self, lease: str) -> None:
         if lease in self.leases:
-            self._end_lease(lease, self.leases.pop(lease).request)
+            self._end_lease(lease, self.leases.pop(lease))
         elif lease in self.pushes:
             self._fail_push(lease)
         elif lease not in self._over:
@@ -214,9 +226,12 @@ class FakeWorker:
         for lease in list(self.leases):
             self.give_back(lease)
 
-    def _end_lease(self, lease: str, request: str) -> None:
-        self._over.add(lease)
-        self._sent.add(request)
+    def _end_lease(self, name: str, lease: _Lease) -> None:
+        self._over.add(name)
+        if lease.confirmed:
+            self._sent.add(lease.request)
+        else:
+            self._unconfirmed[name] = lease.request
 
     # --- prefill, push ---
 

@@ -41,8 +41,9 @@ class Pair:
     ) -> Params:
         """The params that prefill answers with."""
         self.ask_prefill(name, prompt, mode, **more)
-        self.run(lambda: name in self.prefill.answers)
-        params = self.prefill.answers[name].params
+        answers = self.prefill.answers
+        self.run(lambda: name in answers and bool(answers[name].reason))
+        params = answers[name].params
         assert params is not None
         return params
 

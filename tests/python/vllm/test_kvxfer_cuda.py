@@ -185,7 +185,7 @@ def _fetch(prefill: _Engine) -> Step:
 
 
 def _hold() -> Step:
-    return Step(held=[Held("here", _LEASE, _PROMPT, (GroupBlocks(0, _OURS),))])
+    return Step(held=[Held("here", _LEASE, _PROMPT, (GroupBlocks(0, _OURS),), confirmed=True)])
 
 
 def _until(holds: Callable[[], Any], *engines: _Engine) -> Any:

@@ -423,6 +423,40 @@ def test_layers_that_keep_another_type(layout: KVCacheLayout) -> None:
         assert sorted(layer for cache in found for layer in cache.layers) == sorted(specs)
 
 
+def test_a_window_with_what_a_draft_keeps_beside_it() -> None:
+    config = _config("auto")
+    spec = _spec(SlidingWindowSpec, "auto", sliding_window=64, extra_retained_tokens=2)
+    (group,) = Group.all_of(KVCacheConfig(8, [], [KVCacheGroupSpec(["model.layers.0.attn"], spec)]))
+    assert group.window == 66
+    assert config  # as of all the others
+
+
+@pytest.mark.parametrize(("numbers", "same"), [({}, True), ({"swa_num_key_value_heads": 8}, False)])
+def test_more_workers_than_heads(numbers: dict[str, int], same: bool) -> None:
+    """Where layers may have other numbers of heads than the model says, which worker has which is not
+    known."""
+    made = []
+    for ranks in (4, 8):
+        text = SimpleNamespace(rope_theta=1e4, num_key_value_heads=2, **numbers)
+        config = _config("auto", hf_text_config=text)
+        config.parallel_config.tensor_parallel_size = ranks
+        made.append(_of(config, _caches(config), ranks))
+    why = made[0].differs(made[1].hashes)
+    assert (why == "") is same
+    assert same or "tensor_parallel_size" in why
+
+
+def test_layers_of_a_draft_follow_those_of_the_model() -> None:
+    config = _config("auto")
+    (kinds,) = kinds_of(config, _caches(config), _tensors(_caches(config)))
+    (kind,) = set(kinds.values())
+    drafts = ["mtp.layers.0.self_attn.attn", "mtp.layers.1.self_attn.attn"]
+    names = [f"model.layers.{number}.attn" for number in range(12)]
+    one = caches_of([[dict.fromkeys([*drafts, *names], kind)]])[0][0].layers
+    stages = [dict.fromkeys(names[:5], kind)], [dict.fromkeys([*names[5:], *drafts], kind)]
+    assert one == caches_of(stages)[0][0].layers == (*names, *drafts)
+
+
 # --- names of engines ---
 
 

@@ -18,7 +18,7 @@ from kvxfer.vllm import messages  # noqa: E402
 from kvxfer.vllm.early_releases import EarlyReleases  # noqa: E402
 from kvxfer.vllm.log import Limited, shown  # noqa: E402
 from kvxfer.vllm.reference import Worker  # noqa: E402
-from kvxfer.vllm.step import Abandoned, Expected, GivenUp, Returned, Step, Write  # noqa: E402
+from kvxfer.vllm.step import Abandoned, Expected, GivenUp, Held, Returned, Step, Write  # noqa: E402
 from worker_pair import (  # noqa: E402, F401
     DIVISION,
     LAST,
@@ -307,6 +307,56 @@ def test_no_line_of_the_log_has_what_a_prompt_hashes_to(
     assert not [line for line in lines if PROMPT in line]
     for engine in (prefill, decode):
         engine.worker.close()
+
+
+# --- leases of the step that computes, which the scheduler confirms later ---
+
+
+def _held(transfer: str) -> Step:
+    return Step(held=[Held(f"here {transfer}", transfer, PROMPT, OURS, confirmed=False)])
+
+
+def test_the_end_of_a_lease_is_told_when_it_is_confirmed(
+    engines: tuple[Engine, Engine],
+) -> None:
+    """Before that vLLM may have forgotten the request, or may not have ended it."""
+    prefill, decode = engines
+    prefill.step(_held("a"))
+    decode.step(fetch(prefill, "a"))
+    until(lambda: decode.loaded, prefill, decode)
+    for _ in range(20):
+        prefill.step()
+    assert not prefill.sent
+    prefill.step(Step(confirmed=["a"]))
+    until(lambda: prefill.sent, prefill)
+    prefill.step(_held("b"))
+    prefill.step(Step(confirmed=["b"]))
+    decode.step(give_back(prefill, "b"))
+    until(lambda: "here b" in prefill.sent, prefill, decode)
+
+
+def test_a_lease_that_is_dropped_has_no_end(engines: tuple[Engine, Engine]) -> None:
+    prefill, _ = engines
+    for transfer in ("a", "b"):
+        prefill.step(_held(transfer))
+    prefill.step(Step(dropped=["a"]))
+    until(lambda: not prefill.worker._holding._leases.keys() >= {"a"}, prefill)
+    prefill.step(Step(confirmed=["b"], dropped=["a"]))
+    prefill.step(Step(revoked=["b"]))
+    until(lambda: "here b" in prefill.sent, prefill)
+    assert "here a" not in prefill.sent
+
+
+def test_what_is_revoked_before_it_is_granted_is_never_read(
+    engines: tuple[Engine, Engine],
+) -> None:
+    prefill, decode = engines
+    step = hold("a")
+    step.revoked = ["a"]
+    prefill.step(step)
+    assert "here a" in prefill.sent
+    decode.step(fetch(prefill, "a"))
+    until(lambda: decode.failed, prefill, decode)
 
 
 # --- what peers say ---

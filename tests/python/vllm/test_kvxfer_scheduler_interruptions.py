@@ -272,12 +272,18 @@ def test_both_abort_at_once(make_pair: MakePair, mode: str) -> None:
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 @pytest.mark.parametrize("mode", ["pull", "push"])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("tokens", [1, 3])
 def test_a_reset_ends_leases_that_nobody_has_read(
-    make_pair: MakePair, mode: str, policy: str
+    make_pair: MakePair, mode: str, policy: str, steps: int, tokens: int
 ) -> None:
+    """Also what is granted only in the step after it."""
     pair = make_pair(policy=policy)
-    params = pair.prefilled("r", _PROMPT, mode)
-    pair.prefill.step()
+    params = pair.prefilled("r", _PROMPT, mode, tokens=tokens)
+    for _ in range(steps):
+        pair.prefill.step()
+    if pair.prefill.scheduler.requests["r"].num_in_flight_tokens:
+        pair.prefill.step()  # vLLM refuses while a step may write into its blocks
     scheduler = pair.prefill.scheduler
     assert scheduler.reset_prefix_cache(reset_connector=True)
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == (
@@ -289,6 +295,35 @@ def test_a_reset_ends_leases_that_nobody_has_read(
         pair.check_answer("r")
     else:
         assert pair.decode.answers["r"].reason == "error"
+    pair.check_nothing_is_left()
+
+
+def test_a_reset_that_vllm_refuses_changes_nothing(make_pair: MakePair) -> None:
+    pair = make_pair(policy="fail", budget=24)
+    params = pair.prefilled("r", _PROMPT)
+    pair.ask_prefill("other", prompt_of(60, 1), "pull")
+    pair.prefill.step()
+    assert not pair.prefill.scheduler.reset_prefix_cache()
+    pair.ask_decode("r", _PROMPT, params)
+    pair.run_until_answered("r")
+    pair.check_answer("r")
+    pair.expire()
+    pair.run()
+    pair.check_nothing_is_left()
+
+
+def test_a_reset_after_decode_has_withdrawn_leaves_nothing(make_pair: MakePair) -> None:
+    pair = make_pair()
+    pair.prefill.workers[0].is_stopped = True
+    pair.begin("r", _PROMPT, "push")
+    pair.run_until_decode_is("WAITING_FOR_REMOTE_KVS", "r")
+    pair.decode.abort("r")
+    for _ in range(4):
+        pair.decode.step()
+    pair.prefill.step()
+    assert pair.prefill.scheduler.reset_prefix_cache()
+    pair.prefill.workers[0].is_stopped = False
+    pair.run()
     pair.check_nothing_is_left()
 
 

@@ -158,7 +158,7 @@ def fetch(prefill: Engine, transfer: str, contents: str = PROMPT) -> Step:
 
 
 def hold(transfer: str) -> Step:
-    return Step(held=[Held(f"here {transfer}", transfer, PROMPT, OURS)])
+    return Step(held=[Held(f"here {transfer}", transfer, PROMPT, OURS, confirmed=True)])
 
 
 def give_back(prefill: Engine, transfer: str) -> Step:

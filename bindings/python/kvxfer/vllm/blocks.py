@@ -8,7 +8,7 @@ from kvxfer.vllm.groups import Group
 from kvxfer.vllm.reference import GroupBlocks
 from kvxfer.vllm.step import Part
 
-_NULL_BLOCK = 0  # of vLLM's block pool: a block that has left a sliding window
+NULL_BLOCK = 0  # of vLLM's block pool: a block that has left a sliding window
 
 
 class BlockTable:
@@ -40,7 +40,7 @@ class BlockTable:
         return tuple(parts)
 
     def held(self, ids: Sequence[Sequence[int]], tokens: int) -> tuple[GroupBlocks, ...]:
-        """Those that have ``tokens`` tokens of a request, and have not left a window."""
+        """Those that have ``tokens`` tokens of a request, and will not have left a window when that ends."""
         found = []
         for index, group in enumerate(self.groups):
             if group.is_state:
@@ -48,7 +48,9 @@ class BlockTable:
                 continue
             end = -(-tokens // group.block_tokens)
             used = ids[self._group_ids[index]][:end]
-            first = next((k for k, block in enumerate(used) if block != _NULL_BLOCK), len(used))
+            first = next((k for k, block in enumerate(used) if block != NULL_BLOCK), len(used))
+            if group.window:
+                first = max(first, (tokens - group.window + 1) // group.block_tokens)
             found.append(self._of_group(ids, index, first, end))
         return tuple(found)
 
@@ -59,7 +61,8 @@ class BlockTable:
         return any(group.is_state for group in self.groups)
 
     def largest_block(self) -> int:
-        return max(group.block_tokens for group in self.groups)
+        """Of tokens, not of states."""
+        return max((each.block_tokens for each in self.groups if not each.is_state), default=1)
 
     def left_to_decode(self, tokens: int) -> int:
         """How many of the last tokens of such a prompt prefill does not compute. Both engines go by this.
@@ -87,7 +90,7 @@ class BlockTable:
         group = self.groups[index]
         place = (tokens - 1) // group.block_tokens if group.by_position else 0
         used = ids[self._group_ids[index]][place : place + 1]
-        return GroupBlocks(place, tuple(block for block in used if block != _NULL_BLOCK))
+        return GroupBlocks(place, tuple(block for block in used if block != NULL_BLOCK))
 
     def _of_group(
         self, ids: Sequence[Sequence[int]], index: int, first: int, end: int | None = None

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 
+# What the names of a draft model's layers begin with, where they are not numbered after the model's.
+_DRAFTS = ("mtp", "draft_model")
+
+
 @dataclass(frozen=True)
 class Cache:
     """The same in all workers of an engine."""
@@ -56,10 +60,11 @@ def caches_of(kinds: Sequence[Sequence[Mapping[str, Kind]]]) -> tuple[list[Cache
     return found, Division(1, tuple(counts))
 
 
-def _order(layer: str) -> tuple[tuple[int, ...], str]:
-    """By the numbers in its name: those of a draft model follow the model's."""
-    numbers = tuple(int(part) for part in layer.split(".") if part.isdecimal())
-    return numbers or (1 << 30,), layer
+def _order(layer: str) -> tuple[bool, tuple[int, ...], str]:
+    """By the numbers in its name. Those of a draft model, whose numbers may begin anew, come last."""
+    parts = layer.split(".")
+    numbers = tuple(int(part) for part in parts if part.isdecimal())
+    return parts[0] in _DRAFTS, numbers or (1 << 30,), layer
 
 
 class RegisteredCaches:

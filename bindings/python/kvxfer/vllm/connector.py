@@ -88,6 +88,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 loads=transfer.is_kv_consumer,
                 why_no_push=why_no_push(vllm_config),
                 lookahead=getattr(vllm_config, "num_prefill_lookahead_tokens", 0),
+                speculates=vllm_config.speculative_config is not None,
             )
         else:
             self._worker = WorkerSide(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _MAX_LOADED = 4096
+_RENEW_S = 0.2  # at the least, between two renewals, whatever a reference says of its lease
 _SAME_FAILED = "the request that came first with this reference could not be loaded"
 
 
@@ -309,6 +310,10 @@ class DecodeRequests:
         self._first[load.reference.transfer] = heir
         self._loads[heir] = _Load(load.reference, load.contents)
 
+    def loading(self) -> list[str]:
+        """Requests that have blocks for it."""
+        return [request for request, load in self._loads.items() if load.begun]
+
     def fail_all(self, why: str) -> None:
         """Loads that are under way."""
         for request, load in self._loads.items():
@@ -321,7 +326,7 @@ class DecodeRequests:
         now = time.monotonic()
         self._free_blocks_that_wait(now)
         for load in self._loads.values():
-            every = min(load.reference.lease, self._settings.lease) / 3
+            every = max(_RENEW_S, min(load.reference.lease, self._settings.lease) / 3)
             if now >= load.renewed + every:
                 load.renewed = now
                 self.step.wanted.append(load.reference)
@@ -371,7 +376,11 @@ class DecodeRequests:
                 self._loaded.popitem(last=False)
 
     def keeps_blocks(self) -> bool:
-        return any(destination.kept for destination in self._destinations.values())
+        return self.kept_blocks() > 0
+
+    def kept_blocks(self) -> int:
+        """Of loads that have ended, into which a peer may still write."""
+        return sum(len(each.blocks) for each in self._destinations.values() if each.kept)
 
     def _keep(self, request: str) -> None:
         """vLLM frees the blocks of a load that has ended, and must not use them for another."""

@@ -25,6 +25,11 @@ class Division:
     def workers(self) -> int:
         return self.tp * self.stages
 
+    @property
+    def workers_with_layers(self) -> int:
+        """Of any cache."""
+        return self.tp * sum(any(of_stage) for of_stage in zip(*self.layers, strict=True))
+
     def first_layers(self, cache: int) -> list[int]:
         """Of the stages that have layers of it, numbered in the cache."""
         counts = self.layers[cache]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvxfer.vllm.caches import Cache
 from kvxfer.vllm.groups import Group
-from kvxfer.vllm.kinds import PAGES
 from kvxfer.vllm.positions import positions
 from kvxfer.vllm.supported import DRAFTS_WITHOUT_KV
 from kvxfer.vllm.weights import weights_of
@@ -106,7 +105,7 @@ def layout_factors(
             [kind.content, kind.heads, kind.k_size, kind.v_size, kind.packing] for kind in kinds
         ],
     }
-    if any(kind.content == PAGES and kind.heads > 1 for kind in kinds):
+    if any(kind.divided_by_ranks for kind in kinds):
         factors["tensor_parallel_size"] = tp
     return factors
 
@@ -137,7 +136,8 @@ def _images(model: Any) -> Any:
 
 
 def _draft(config: VllmConfig) -> Any:
-    """Of speculation with KV of its own: what computes that KV. How many tokens it drafts is no matter."""
+    """Of speculation with KV of its own: what computes that KV. How many tokens it drafts is no matter,
+    unless prefill leaves as many to decode (BlockTable.left_to_decode)."""
     speculative = config.speculative_config
     if speculative is None or speculative.method in DRAFTS_WITHOUT_KV:
         return None
@@ -148,4 +148,5 @@ def _draft(config: VllmConfig) -> Any:
         list(draft.architectures),
         str(draft.dtype),
         draft.quantization,
+        max(1, getattr(config, "num_prefill_lookahead_tokens", 0) - 1),
     ]

@@ -56,10 +56,13 @@ def _group(group: Any) -> Group:
 
 
 def window_of(spec: Any) -> int:
-    """Tokens of a sliding window whose blocks are freed behind it; 0: none are."""
+    """Tokens behind which blocks are freed, of a sliding window and what a draft keeps beside it; 0: none
+    are."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
-    return int(spec.sliding_window) if isinstance(spec, SlidingWindowSpec) else 0
+    if not isinstance(spec, SlidingWindowSpec):
+        return 0
+    return int(spec.sliding_window + spec.extra_retained_tokens)
 
 
 def _check_kind(layer: str, spec: Any) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import kvxfer
 from kvxfer.vllm.caches import RegisteredCaches
@@ -17,6 +18,7 @@ from kvxfer.vllm.stats import Stats
 from kvxfer.vllm.step import Held
 
 
+_T = TypeVar("_T")
 _MAX_ENDED = 4096
 _MAX_REFUSED = 4096
 # vLLM's null block, which no request's tokens are in.
@@ -33,7 +35,7 @@ class _Lease:
     request: str
     parts: list[str]  # that were granted
     open: int  # of them
-    known: bool = True  # to somebody: the scheduler hears of its end
+    confirmed: bool  # the scheduler hears of its end
 
 
 @dataclass
@@ -57,6 +59,9 @@ class Holding:
         self._early = early
         self._leases: dict[str, _Lease] = {}
         self._over: OrderedDict[str, None] = OrderedDict()  # leases that ended lately
+        # Of those that ended before the scheduler confirmed them, the requests.
+        self._unconfirmed: OrderedDict[str, str] = OrderedDict()
+        self._revoked: OrderedDict[str, None] = OrderedDict()  # before they were granted
         self._refused: OrderedDict[str, _Refused] = OrderedDict()  # by part
         self._ended: set[str] = set()
         self.caches: RegisteredCaches | None = None
@@ -67,6 +72,10 @@ class Holding:
     def hold(self, held: Held) -> None:
         parts: list[str] = []
         names = self._parts(held)
+        if held.lease in self._revoked:
+            del self._revoked[held.lease]
+            self._end(held.lease, held.request, held.confirmed)
+            return
         try:
             for part, (cache, ids) in names.items():
                 self._agent.lease_blocks(cache, part, ids, self._seconds, contents=held.contents)
@@ -75,10 +84,10 @@ class Holding:
             logger.error("kvxfer: blocks of %s cannot be leased: %s", held.request, shown(error))
             self._refuse({part: names[part][0] for part in names if part not in parts}, held)
         if not parts:
-            self._end(held.lease, held.request)
+            self._end(held.lease, held.request, held.confirmed)
             self._early.take(held.lease)
             return
-        self._leases[held.lease] = _Lease(held.request, parts, open=len(parts))
+        self._leases[held.lease] = _Lease(held.request, parts, len(parts), held.confirmed)
         # Those that wait for it were answered when it was granted.
         if self._early.take(held.lease) or len(parts) < len(names):
             self.give_back(held.lease)
@@ -92,16 +101,26 @@ class Holding:
             if self.caches.shards[number].layers
         }
 
-    def drop(self, lease: str) -> None:
-        """Nobody has heard of it."""
+    def confirm(self, lease: str) -> None:
+        """From now on the scheduler waits for its end, or has done so already."""
         known = self._leases.get(lease)
         if known is not None:
-            known.known = False
-            self.give_back(lease)
+            known.confirmed = True
+        request = self._unconfirmed.pop(lease, None)
+        if request is not None:
+            self._ended.add(request)
+
+    def drop(self, lease: str) -> None:
+        """Nobody has heard of it, and nobody waits for its end."""
+        self._unconfirmed.pop(lease, None)
+        self.give_back(lease)
 
     def revoke(self, lease: str) -> None:
-        """Whoever reads is refused, and when this returns the blocks may be written."""
+        """Whoever reads is refused, and when this returns the blocks may be written. One that is not
+        granted yet ends when it would be."""
         known = self._leases.get(lease)
+        if known is None and lease not in self._over:
+            _remember(self._revoked, lease, None)
         for part in known.parts if known is not None else ():
             with contextlib.suppress(kvxfer.Error):  # it has ended
                 self._agent.revoke_lease(part)
@@ -156,7 +175,7 @@ class Holding:
     def ended(self, part: str, how: str) -> None:
         lease = part.rpartition("/")[0]
         known = self._leases.get(lease)
-        if known is None:
+        if known is None or part not in known.parts:
             return
         known.open -= 1
         if how == "expired":
@@ -165,21 +184,26 @@ class Holding:
                 *(shown(each) for each in (lease, part.rpartition("/")[2], known.request)),
             )
         if known.open == 0:
-            self._end(lease, known.request if known.known else "")
+            self._end(lease, known.request, known.confirmed)
             if how == "expired":
                 self._stats.count("expired_leases")
 
-    def _end(self, lease: str, request: str) -> None:
-        """For other threads it is over before it is held no more. ``request``: empty where the scheduler
-        does not wait for it."""
-        self._over[lease] = None
-        if len(self._over) > _MAX_ENDED:
-            self._over.popitem(last=False)
+    def _end(self, lease: str, request: str, confirmed: bool) -> None:
+        """For other threads it is over before it is held no more."""
+        _remember(self._over, lease, None)
         self._leases.pop(lease, None)
-        if request:
+        if confirmed:
             self._ended.add(request)
+        else:
+            _remember(self._unconfirmed, lease, request)
 
     def take_ended(self) -> set[str]:
         self._answer_refused()
         ended, self._ended = self._ended, set()
         return ended
+
+
+def _remember(lately: OrderedDict[str, _T], lease: str, what: _T) -> None:
+    lately[lease] = what
+    if len(lately) > _MAX_ENDED:
+        lately.popitem(last=False)

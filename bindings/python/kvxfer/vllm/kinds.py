@@ -44,6 +44,8 @@ class Kind:
     backend: str = ""
     packing: str = ""
     """All else that decides which byte means what; of TOKENS nothing does."""
+    divided_by_ranks: bool = False
+    """What each worker has depends on how many there are."""
 
 
 def kinds_of(
@@ -80,36 +82,58 @@ def _of_attention(
 ) -> Kind:
     backend = _backend(config, layer)
     tp = config.parallel_config.tensor_parallel_size
-    heads = _heads(config, spec, tp)
+    heads, guessed = _heads(config, spec, tp)
     dtype = dtype_of(spec, config.cache_config.cache_dtype)
     element = _ELEMENTS.get(dtype)
     if spec.num_head_slots is not None:
         # Its slots are of K and of V, or have all heads: no run of them is a head's.
-        shards = min(tp, spec.max_tp_shards or heads)
+        shards = min(tp, heads)
         return _packed(PAGES, shards, _page_bytes(layer, tensor), dtype, backend, _tokens(tensor))
-    if config.device_config.device_type == "cpu":
+    on_cpu = config.device_config.device_type == "cpu"
+    if on_cpu or element is None or spec.state_content_bytes is not None:
         # vLLM's attention for CPUs packs K and V of a block for its instruction set.
-        return _packed(HEADS, heads, _head_bytes(layer, tensor), dtype, backend, _isa(spec))
-    if element is None or spec.state_content_bytes is not None:
-        return _packed(HEADS, heads, _head_bytes(layer, tensor), dtype, backend, _tokens(tensor))
-    return Kind(TOKENS, heads, spec.head_size, spec.head_size_v, element, dtype, backend)
+        packing = _isa(spec) if on_cpu else _tokens(tensor)
+        size = _head_bytes(layer, tensor)
+        return _packed(HEADS, heads, size, dtype, backend, packing, guessed)
+    size, size_v = spec.head_size, spec.head_size_v
+    return Kind(TOKENS, heads, size, size_v, element, dtype, backend, "", guessed)
 
 
-def _packed(content: str, heads: int, size: int, dtype: str, backend: str, packing: str) -> Kind:
+def _packed(
+    content: str,
+    heads: int,
+    size: int,
+    dtype: str,
+    backend: str,
+    packing: str,
+    guessed: bool = False,
+) -> Kind:
     import vllm
 
     # Which byte is what is not written down anywhere but in that version's kernels.
     version = ".".join(vllm.__version__.split("+")[0].split(".")[:2])
-    return Kind(content, heads, size, 0, "bytes", dtype, backend, f"{packing} of vLLM {version}")
+    packing = f"{packing} of vLLM {version}"
+    divided = guessed or (content == PAGES and heads > 1)
+    return Kind(content, heads, size, 0, "bytes", dtype, backend, packing, divided)
 
 
-def _heads(config: VllmConfig, spec: AttentionSpec, tp: int) -> int:
+def _heads(config: VllmConfig, spec: AttentionSpec, tp: int) -> tuple[int, bool]:
+    """Of the whole model; and whether that is a guess, because there are more workers than heads, and the
+    model has layers with other numbers of them than the one that vLLM says of it."""
     from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
     if isinstance(spec, MLAAttentionSpec):
-        return 1
+        return 1, False
     total = config.model_config.get_total_num_kv_heads()
-    return total if total < tp else spec.num_kv_heads * tp
+    if total >= tp:
+        return spec.num_kv_heads * tp, False
+    text_config = getattr(config.model_config, "hf_text_config", None)
+    numbers = {
+        str(value)
+        for name, value in vars(text_config or object).items()
+        if name.endswith("num_key_value_heads")
+    }
+    return total, len(numbers) > 1
 
 
 def dtype_of(spec: Any, cache_dtype: str) -> str:

@@ -82,7 +82,9 @@ class PrefillRequests:
         table: BlockTable,
         fingerprint: Fingerprint,
         can_push: bool,
+        speculates: bool,
     ) -> None:
+        self._speculates = speculates
         self.step = Step()
         self.workers: tuple[Worker, ...] = ()
         self.division: Division | None = None
@@ -94,7 +96,7 @@ class PrefillRequests:
         self._can_push = can_push
         self._pulls: dict[str, _Pull] = {}  # by request
         # Requests that have ended and keep their blocks until nobody reads them, and their leases.
-        self._handed_on: dict[str, str] = {}
+        self._handed_on: dict[str, tuple[Request, str]] = {}
         self._pushes: dict[str, _Push] = {}  # by request
         # Answers to one prompt (n), which all get the reference of the first one that ends: a response
         # carries one. By what their names have in common; empty as long as there is none.
@@ -126,7 +128,7 @@ class PrefillRequests:
 
     def _shorten(self, request: Request, params: dict[str, Any]) -> None:
         left = self._table.left_to_decode(request.num_prompt_tokens)
-        if not left or params.get("_kvxfer_shortened"):
+        if not left:
             return
         if request.get_skip_reading_prefix_cache():
             return  # decode loads nothing of it
@@ -138,7 +140,6 @@ class PrefillRequests:
             request.prompt_embeds = request.prompt_embeds[:-left]
         else:
             return
-        params["_kvxfer_shortened"] = True
         del request._all_token_ids[-left:]
         request.num_prompt_tokens -= left
         request.max_tokens = 1
@@ -192,19 +193,22 @@ class PrefillRequests:
             self._remember_reference(request, params)
             return held, params
         pull = self._pulls.pop(request.request_id, None)
-        known = self._references.get(_family(request))
+        known = self._references.get(_family(request)) if purpose is Purpose.DECODE else None
         tokens = self._kept_tokens(request, purpose)
         if not whole or not tokens or not self.workers or known is not None:
             self._drop(pull)
             return False, known or None
         groups = self._table.held(block_ids, tokens)
         held = pull.held if pull is not None else None
-        if held is None or held.groups != groups:
+        if held is not None and held.groups == groups:
+            self.step.confirmed.append(held.lease)
+        else:
             self._drop(pull)
-            held = self._hold(request, tokens, groups)
-        self._handed_on[request.request_id] = held.lease
+            held = self._hold(request, tokens, groups, confirmed=True)
+        self._handed_on[request.request_id] = request, held.lease
         params = self._refer("pull", held.lease, tokens, groups)
-        self._remember_reference(request, params)
+        if purpose is Purpose.DECODE:
+            self._remember_reference(request, params)
         return True, params
 
     def _kept_tokens(self, request: Request, purpose: Purpose) -> int:
@@ -213,12 +217,19 @@ class PrefillRequests:
             case Purpose.NONE:
                 return 0
             case Purpose.DECODE:
-                return min(request.num_computed_tokens, request.num_prompt_tokens)
-        # The last token of an answer was never computed from. A state is of all tokens that were, and a
-        # step that was begun before the end was known may have gone beyond it.
-        tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+                tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            case Purpose.NEXT_TURN:
+                # The last token of an answer was never computed from.
+                tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+                if request.prompt_token_ids is None or (
+                    # Which of the states of drafts is the right one vLLM knows in its next step.
+                    self._table.has_state() and self._speculates
+                ):
+                    return 0
+        # A state is of all tokens that were computed, and a step that was begun before the end was known
+        # may have gone beyond it.
         exact = request.num_computed_tokens == tokens or not self._table.has_state()
-        return tokens if exact and request.prompt_token_ids is not None else 0
+        return tokens if exact else 0
 
     def _remember_reference(self, request: Request, params: dict[str, Any] | None) -> None:
         family = _family(request)
@@ -227,11 +238,13 @@ class PrefillRequests:
             if len(self._references) > _MAX_EXPECTED:
                 self._references.popitem(last=False)
 
-    def _hold(self, request: Request, tokens: int, groups: tuple[GroupBlocks, ...]) -> Held:
+    def _hold(
+        self, request: Request, tokens: int, groups: tuple[GroupBlocks, ...], confirmed: bool = False
+    ) -> Held:
         contents = contents_of(
             prompt_hash(request, tokens), groups, self._table.kernel_block_tokens
         )
-        held = Held(request.request_id, secrets.token_hex(12), contents, groups)
+        held = Held(request.request_id, secrets.token_hex(12), contents, groups, confirmed)
         self.step.held.append(held)
         return held
 
@@ -243,8 +256,7 @@ class PrefillRequests:
 
     def hold_on(self, output: SchedulerOutput) -> None:
         """Leases of what this step computes to the end: they are there when the step is, before decode
-        hears of the request. Of a request that goes on computing, blocks may leave a window before it
-        ends: it is held when it has."""
+        hears of the request. A request that goes on computing is held when it has ended."""
         for preempted in output.preempted_req_ids or ():
             self._drop(self._pulls.get(preempted))
         if self.cache_manager is None or not self._pulls:
@@ -310,7 +322,7 @@ class PrefillRequests:
         push.writes += 1
         if final:
             del self._pushes[request]
-            self._handed_on[request] = push.lease
+            self._handed_on[request] = push.request, push.lease
 
     def _abandon(self, push: _Push, why: str, held: bool) -> None:
         push.abandoned = True
@@ -320,7 +332,7 @@ class PrefillRequests:
         """What this step computes of requests that decode has made room for; and what was computed
         before it had."""
         for push in list(self._pushes.values()):
-            offered = push.offers >= len(self.workers) and not push.abandoned
+            offered = push.offers >= self._writers() and not push.abandoned
             if push.finished is None:
                 scheduled = output.num_scheduled_tokens.get(push.request.request_id, 0)
                 if offered and scheduled:
@@ -331,11 +343,15 @@ class PrefillRequests:
                 self._abandon(push, "no decode engine asked for it in time", held=True)
                 del self._pushes[push.request.request_id]
 
+    def _writers(self) -> int:
+        """Workers that decode makes an offer to."""
+        return self.division.workers_with_layers if self.division is not None else len(self.workers)
+
     def _push_computed(self, push: _Push, scheduled: int) -> None:
         request = push.request
         last = min(request.num_computed_tokens + scheduled, request.num_prompt_tokens)
         if last < request.num_prompt_tokens:  # whole blocks: none is written twice
-            last -= last % max(group.block_tokens for group in self._table.groups)
+            last -= last % self._table.largest_block()
         if last <= push.sent or self.cache_manager is None:
             return
         ids = self.cache_manager.get_block_ids(request.request_id)
@@ -354,33 +370,46 @@ class PrefillRequests:
         for request in requests:
             self._handed_on.pop(request, None)
 
+    def kept_blocks(self) -> set[int]:
+        """Of requests that have ended."""
+        ended = [*self._handed_on]
+        ended += [name for name, push in self._pushes.items() if push.finished is not None]
+        return {each for name in ended for each in self._blocks_of(name)}
+
+    def _blocks_of(self, request: str) -> list[int]:
+        if self.cache_manager is None:
+            return []
+        return [each for group in self.cache_manager.get_block_ids(request) for each in group]
+
     def let_go_of_all(self) -> None:
         """What is kept for decode is free at once. Nothing is written into those blocks before the
         workers have revoked their leases: after that, whoever reads them is refused. What is being
         written to decode ends first, as for a preemption."""
-        for request, lease in self._handed_on.items():
+        for name, (request, lease) in self._handed_on.items():
             self.step.revoked.append(lease)
-            self.step.preempted.append(request)
+            self.step.preempted.append(name)
             self._free(request)
         self._handed_on.clear()
+        self._references.clear()
         for pull in self._pulls.values():
             self._drop(pull)
         for push in list(self._pushes.values()):
             if push.finished is None and push.writes == 0:
                 continue  # all of it is computed anew
-            request = push.request.request_id
-            self.step.preempted.append(request)
-            finished = push.finished is not None
-            if not push.abandoned:
-                self._abandon(push, _RESET, held=finished)
-            if finished:
-                self._free(request)
-                del self._pushes[request]
+            name = push.request.request_id
+            self.step.preempted.append(name)
+            if push.finished is not None:
+                self._abandon(push, _RESET, held=True)
+                self._free(push.request)
+                del self._pushes[name]
+            elif not push.abandoned:
+                self._abandon(push, _RESET, held=False)
 
-    def _free(self, request: str) -> None:
-        """Its blocks. vLLM, which frees them when it hears that they are not read, then finds none."""
-        if self.cache_manager is not None:
-            self.cache_manager.coordinator.free(request)
+    def _free(self, request: Request) -> None:
+        """Its blocks. vLLM, which frees them when it hears that they are not read, then finds none. Where a
+        step that is under way may still write into them, that is when they are free."""
+        if self.cache_manager is not None and not getattr(request, "num_in_flight_tokens", 0):
+            self.cache_manager.free(request)
 
     def is_pushing(self) -> bool:
         return bool(self._pushes)

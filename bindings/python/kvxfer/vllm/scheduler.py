@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvxfer.vllm.blocks import BlockTable
+from kvxfer.vllm.blocks import NULL_BLOCK, BlockTable
 from kvxfer.vllm.cache_reset import before_reset
 from kvxfer.vllm.decode_requests import DecodeRequests
 from kvxfer.vllm.log import logger
@@ -39,6 +39,7 @@ class SchedulerSide:
         loads: bool,
         why_no_push: str,
         lookahead: int = 0,
+        speculates: bool = False,
     ) -> None:
         """``fails``: a request that cannot be loaded is to fail, not to be computed here. ``loads``,
         ``why_no_push``: as of Wishes. ``lookahead``: as of BlockTable."""
@@ -50,7 +51,7 @@ class SchedulerSide:
         self._table = BlockTable(groups, group_ids, lookahead)
         self._decode = DecodeRequests(settings, self._table, fingerprint, fails)
         self._prefill = PrefillRequests(
-            settings, engine, self._table, fingerprint, can_push=not why_no_push
+            settings, engine, self._table, fingerprint, not why_no_push, speculates
         )
         self._begin_step()
 
@@ -59,11 +60,19 @@ class SchedulerSide:
 
     def use_cache_manager(self, manager: KVCacheManager) -> None:
         self._prefill.cache_manager = manager
-        before_reset(manager, self._before_reset)
+        before_reset(manager, lambda: self._before_reset(manager))
 
-    def _before_reset(self) -> None:
+    def _before_reset(self, manager: KVCacheManager) -> None:
         """vLLM is about to forget what its blocks hold, perhaps because the weights have changed: nobody
-        is to get any of it from now on."""
+        is to get any of it from now on. Where requests are computed vLLM refuses, and nothing changes."""
+        pool = manager.block_pool
+        in_use = pool.num_gpu_blocks - pool.get_num_free_blocks() - 1  # but the null block
+        ours = self._prefill.kept_blocks()
+        for request in self._decode.loading():
+            ours.update(each for group in manager.get_block_ids(request) for each in group)
+        ours.discard(NULL_BLOCK)
+        if len(ours) + self._decode.kept_blocks() < in_use:
+            return
         self._prefill.let_go_of_all()
         self._decode.fail_all("its engine's caches were reset while it was loaded")
 
@@ -147,6 +156,7 @@ class SchedulerSide:
             return True
         return bool(
             step.held
+            or step.confirmed
             or step.dropped
             or step.revoked
             or step.writes

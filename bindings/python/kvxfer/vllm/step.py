@@ -93,12 +93,14 @@ class Returned:
 @dataclass(frozen=True)
 class Held:
     """Prefill, pull: blocks that decode may read, if it has the same ``contents``. They are computed when
-    the step is."""
+    the step is. ``confirmed``: the scheduler waits until nobody reads them; else it says so later, or
+    drops the lease."""
 
     request: str
     lease: str
     contents: str
     groups: tuple[GroupBlocks, ...]
+    confirmed: bool
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ class Step(KVConnectorMetadata):
     """Leases that are to be renewed."""
     # Prefill.
     held: list[Held] = field(default_factory=list)
+    confirmed: list[str] = field(default_factory=list)
+    """Leases of earlier steps whose names were handed out."""
     dropped: list[str] = field(default_factory=list)
     """Leases whose names nobody has heard, and nobody will."""
     revoked: list[str] = field(default_factory=list)

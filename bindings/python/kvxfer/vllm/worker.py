@@ -122,11 +122,14 @@ class WorkerSide:
         """What is to go layer by layer has to be posted before the layers are computed; but not where
         decode has just said that it wants it no more."""
         self._pushing.begin_step()
+        self._hold()  # of a step that vLLM did not end, as it does not on stages that sample nothing
         for lease in step.revoked:
             self._holding.revoke(lease)
+        for lease in step.confirmed:
+            self._holding.confirm(lease)
         for lease in step.dropped:
             self._holding.drop(lease)
-        self._to_hold = step.held
+        self._to_hold = list(step.held)
         if step.writes:
             self._take_messages()
         for write in step.writes:
@@ -142,11 +145,14 @@ class WorkerSide:
     def all_is_computed(self, broken: str = "") -> None:
         """``broken``: empty, or why some layers may not be computed."""
         self._pushing.all_is_computed(broken)
+        if broken:
+            self._to_hold.clear()
+        self._hold()
+
+    def _hold(self) -> None:
         held, self._to_hold = self._to_hold, []
-        if broken or not held:
-            return
-        assert self._caches is not None
-        self._caches.finish_drafts()
+        if held and self._caches is not None:
+            self._caches.finish_drafts()
         for each in held:
             self._holding.hold(each)
 
