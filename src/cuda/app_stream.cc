@@ -49,7 +49,8 @@ absl::StatusOr<int> AppStream::FindDevice(const CudaStream& stream) const {
   const CUresult asked = driver_->calls().cuStreamGetCtx(handle_, &context);
   if (asked != CUDA_SUCCESS) return Error(asked, "cuStreamGetCtx");
   const std::optional<int> primary = driver_->FindContext(context);
-  const auto device = primary.has_value() ? absl::StatusOr<int>(*primary) : DeviceOf(context);
+  absl::StatusOr<int> device =
+      primary.has_value() ? absl::StatusOr<int>(*primary) : DeviceOf(context);
   if (!device.ok()) return device;
   if (stream.device >= 0 && stream.device != *device) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(), " is of GPU ", *device,

@@ -142,7 +142,7 @@ void AwaitWord(void* packed) {
 
 // Unimplemented: this GPU cannot wait by itself.
 absl::Status WaitByGpu(const AppStream& stream, StreamWord::Name word) {
-  const absl::Status cannot = absl::UnimplementedError("");
+  absl::Status cannot = absl::UnimplementedError("");
   if (!stream.device().stream_values) return cannot;
   Pool& pool = Pool::Get();
   if (!pool.Pin(stream.driver(), stream.device().ordinal)) return cannot;
