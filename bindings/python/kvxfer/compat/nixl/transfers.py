@@ -116,10 +116,8 @@ class Transfer:
             return call(
                 self.peer, pairs.local, pairs.remote, notification=message, deadline=deadline
             )
-        except _errors.InvalidArgument as error:
+        except _errors.InvalidArgument:
             # NIXL lets destinations repeat; kvxfer refuses that, for the order would be chance.
-            if "overlap" not in str(error):
-                raise
             single = pairs.without_repeats(to_local=not self.write)
             if single is None:
                 raise
