@@ -162,6 +162,14 @@ class Pair:
     def engines(self) -> tuple[Engine, Engine]:
         return (self.prefill, self.decode)
 
+    def assert_all_comes_back(self, within_s: float) -> None:
+        """Each engine has nothing left to do, as many free blocks as at its start, and forgets what
+        it has cached."""
+        for engine in self.engines:
+            assert engine.idle(within_s), f"{engine.name} still has something to do"
+            assert engine.free_blocks() == engine.wait_until_up()["free_blocks"], engine.name
+            assert engine.forget(), engine.name
+
     def close(self) -> None:
         for engine in self.engines:
             engine.close()

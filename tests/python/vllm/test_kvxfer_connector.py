@@ -59,10 +59,7 @@ def talk(pair: Pair) -> Conversation:
 def _all_comes_back(pair: Pair) -> Any:
     """After every test each engine has as many free blocks as at its start."""
     yield
-    for engine in pair.engines:
-        assert engine.idle(_LEASE_S + 10), f"{engine.name} still has something to do"
-        assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
-        assert engine.forget()
+    pair.assert_all_comes_back(_LEASE_S + 10)
 
 
 def _has_window(pair: Pair) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conversation import EXTERNAL_TOKENS, Conversation, counted, make_prompts
 from engine import Tokens, Transfer, wait_for
-from engine_pair import KVXFER, Pair, StartPair
+from engine_pair import KVXFER, TP_2, Pair, StartPair
 from pushes import beside, known_of, prefill_to_push
 from tiny_models import write_draft_model, write_latent_model, write_state_model
 
@@ -23,7 +23,6 @@ _LEASE_S = 2
 _EXTRA = {"host": "127.0.0.1", "lease": _LEASE_S, "timeout": 5, "handshake_timeout": 5}
 _CONNECTOR = dataclasses.replace(KVXFER, extra=_EXTRA)
 _PIPELINED = dataclasses.replace(_CONNECTOR, module="pipelined")
-_TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 _STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
 _ONE = {
     "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "distributed_executor_backend": "uni",
@@ -37,7 +36,7 @@ _CASES: Mapping[str, Mapping[str, Any]] = {
     "draft": {"draft": write_draft_model},
     "stages 2 to 1": {"connector": _PIPELINED, **_STAGES, "decode_options": _ONE},
     "stages 1 to 2": {"connector": _PIPELINED, "decode_options": _STAGES},
-    "ranks 2 to 1": {**_TWO, "decode_options": _ONE},
+    "ranks 2 to 1": {**TP_2, "decode_options": _ONE},
 }
 
 
@@ -75,10 +74,7 @@ def talk(pair: Pair, case: str) -> Conversation:
 def _all_comes_back(pair: Pair) -> Any:
     """After every test each engine has as many free blocks as at its start."""
     yield
-    for engine in pair.engines:
-        assert engine.idle(_LEASE_S + 10), f"{engine.name} still has something to do"
-        assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
-        assert engine.forget()
+    pair.assert_all_comes_back(_LEASE_S + 10)
 
 
 def _decoded(

@@ -28,10 +28,7 @@ def pair(start_pair: StartPair, request: pytest.FixtureRequest) -> Pair:
 @pytest.fixture(autouse=True)
 def _all_comes_back(pair: Pair) -> Any:
     yield
-    for engine in pair.engines:
-        assert engine.idle(_LEASE_S + 10), f"{engine.name} still has something to do"
-        assert engine.free_blocks() == engine.wait_until_up()["free_blocks"]
-        assert engine.forget()
+    pair.assert_all_comes_back(_LEASE_S + 10)
 
 
 def _turn(pair: Pair, prompt: Tokens, earlier: Transfer | None) -> tuple[Tokens, Transfer | None]:
